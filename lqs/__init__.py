@@ -1,0 +1,1 @@
+"""An LLM queue server."""
