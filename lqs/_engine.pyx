@@ -1,5 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True, auto_pickle=False, embedsignature=True
-# distutils: language = c++
 """The worker over libllama: models, requests as the worker sees them, and the step.
 
 One extension, read in this order: what is declared here (the shared structs), then
@@ -12,7 +10,6 @@ symlinks, so the library would be mapped twice the other way round.
 """
 cimport cython
 from cpython cimport array
-from libc.limits cimport INT32_MIN
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset, strncpy

@@ -214,7 +214,7 @@ cdef class Model:
         cdef const char* raw = text
         cdef int32_t n = <int32_t>len(text)
         cdef array.array out = array.array("i", bytes(4 * (n + 8)))
-        cdef int32_t* data = out.data.as_ints
+        cdef int32_t* data = <int32_t*>out.data.as_ints
         cdef int32_t room = n + 8
         cdef int32_t made
         with nogil:
@@ -222,7 +222,7 @@ cdef class Model:
         if made < 0 and made != INT32_MIN:
             room = -made
             out = array.array("i", bytes(4 * room))
-            data = out.data.as_ints
+            data = <int32_t*>out.data.as_ints
             with nogil:
                 made = lqs_tokenize(self._vocab, raw, n, data, room, add_special, parse_special)
         if made < 0:
@@ -245,7 +245,7 @@ cdef class Model:
             out = bytearray(room)
             buf = out
             with nogil:
-                made = lqs_detokenize(self._vocab, ids.data.as_ints, n, buf, room, special)
+                made = lqs_detokenize(self._vocab, <llama_token*>ids.data.as_ints, n, buf, room, special)
             if made >= 0 or made == INT32_MIN:
                 break
             room = -made

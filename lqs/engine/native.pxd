@@ -72,6 +72,9 @@ cdef extern from "llama.h" nogil:
     llama_token llama_vocab_eot(const llama_vocab* vocab)
     bint llama_vocab_get_add_bos(const llama_vocab* vocab)
 
+    ctypedef void* llama_memory_t
+    llama_memory_t llama_get_memory(const llama_context* ctx)
+    llama_pos llama_memory_seq_pos_max(llama_memory_t memory, llama_seq_id seq)
     void llama_free(llama_context* ctx)
     uint32_t llama_n_ctx(const llama_context* ctx)
     uint32_t llama_n_ctx_seq(const llama_context* ctx)
@@ -82,6 +85,7 @@ cdef extern from "llama.h" nogil:
 
 
 cdef extern from "engine/_native.h" nogil:
+    const int32_t INT32_MIN
     const int GGML_LOG_LEVEL_INFO
     const int GGML_LOG_LEVEL_ERROR
     const char* LQS_LLAMA_CPP_PYTHON

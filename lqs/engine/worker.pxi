@@ -34,7 +34,7 @@ cdef class Completion(Work):
         if options.get("num_logprobs", -1) > LOGPROBS_MAX:
             raise ValueError(f"at most {LOGPROBS_MAX} logprobs per token")
         self._kept = (model, prompt, grammar)
-        self._work.prompt = prompt.data.as_ints
+        self._work.prompt = <int32_t*>prompt.data.as_ints
         self._work.num_prompt = <uint32_t>len(prompt)
         self._work.max_tokens = max_tokens
         self._work.scope = scope
@@ -325,6 +325,18 @@ cdef class Worker:
     def step_began_ns(self) -> int:
         """Monotonic ns at which the running decode began, 0 between decodes."""
         return <int64_t>load_relaxed(&self._w.step_began_ns)
+
+    def count_cells(self) -> int:
+        """Cells in use, counted from llama.cpp's own books; only while nothing runs (a check for tests)."""
+        cdef llama_memory_t memory = llama_get_memory(self._w.ctx)
+        cdef int32_t i
+        total = 0
+        for i in range(self._w.num_ids):
+            length = self._w.seqs[i].num_kv
+            if llama_memory_seq_pos_max(memory, i) + 1 != <int32_t>length:
+                raise EngineError(f"sequence {i} has {llama_memory_seq_pos_max(memory, i) + 1} cells, not {length}")
+            total += length - self._w.seqs[i].shared
+        return total
 
     def snapshot(self) -> dict:
         """Published counters; each is exact, together they may be a step apart."""

@@ -47,7 +47,8 @@ class Answer:
 class Rig:
     """One scheduler and its workers with their threads. Use it as a context manager."""
 
-    def __init__(self, model: Any, *, num_slots: int = 1, n_ctx: int = 2048, n_seq: int = 4, **worker: Any) -> None:
+    def __init__(self, model: Any, *, num_slots: int = 1, n_ctx: int = 2048, n_seq: int = 4,
+                 out_buffer_bytes: int = 65536, **worker: Any) -> None:
         self.engine = load_engine()
         self.model = model
         self.scheduler = _core.Scheduler(
@@ -58,6 +59,7 @@ class Rig:
             key_weights=[1.0] * 8,
             aging_step_ns=60_000_000_000,
             aged_every=4,
+            out_buffer_bytes=out_buffer_bytes,
         )
         self.workers = []
         for _ in range(num_slots):
@@ -74,7 +76,8 @@ class Rig:
         for worker in self.workers:
             worker.open()
         bodies = [worker.run for worker in self.workers]
-        bodies.append(lambda: self.engine.run_scheduler(self.scheduler))
+        self._rounds = self.engine.SchedulerThread(self.scheduler)
+        bodies.append(self._rounds.run)
         self._threads = [threading.Thread(target=body, daemon=True) for body in bodies]
         for thread in self._threads:
             thread.start()
@@ -86,7 +89,7 @@ class Rig:
         for worker, thread in zip(self.workers, self._threads, strict=False):
             if not worker.is_parked:
                 thread.join(LIMIT_S)
-        self.scheduler.stop()
+        self._rounds.stop()
         self._threads[-1].join(LIMIT_S)
         for worker in self.workers:
             if not worker.is_parked:
