@@ -13,6 +13,7 @@ from cpython cimport array
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset, strncpy
+from libcpp cimport bool as cbool
 
 from lqs._core cimport (
     FINISH_CANCELLED,
@@ -55,6 +56,16 @@ import array
 import os
 
 from lqs.engine.native cimport *
+
+
+class EngineError(RuntimeError):
+    """libllama refused something; the message says what and, where it is known, why."""
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be enforced; the client's fault."""
+
+
 include "engine/sampling.pxi"
 include "engine/text.pxi"
 

@@ -3,14 +3,10 @@
 # Loading and tokenising release the GIL; llama.cpp's vocabulary calls are thread-safe.
 # The weights may be shared by several workers: `close` refuses while one is open.
 
-SPECIAL_ATTRS = LLAMA_TOKEN_ATTR_CONTROL | LLAMA_TOKEN_ATTR_USER_DEFINED | LLAMA_TOKEN_ATTR_UNKNOWN
+cdef int SPECIAL_ATTRS = LLAMA_TOKEN_ATTR_CONTROL | LLAMA_TOKEN_ATTR_USER_DEFINED | LLAMA_TOKEN_ATTR_UNKNOWN
 
 
-class EngineError(RuntimeError):
-    """libllama refused something; the message says what and, where it is known, why."""
-
-
-cdef bint _on_progress(float progress, void* where) noexcept nogil:
+cdef cbool _on_progress(float progress, void* where) noexcept nogil:
     (<float*>where)[0] = progress
     return True
 

@@ -4,6 +4,7 @@
 # those of llama.h named here are plain reads or run before and after the worker's thread.
 
 from libc.stddef cimport size_t
+from libcpp cimport bool as cbool
 from libc.stdint cimport int8_t, int32_t, int64_t, uint32_t, uint64_t
 
 from lqs.engine.llama cimport llama_token, llama_vocab
@@ -25,7 +26,7 @@ cdef extern from "llama.h" nogil:
         LLAMA_LOAD_MODE_NONE
         LLAMA_LOAD_MODE_MMAP
 
-    ctypedef bint (*llama_progress_callback)(float progress, void* user_data) noexcept nogil
+    ctypedef cbool (*llama_progress_callback)(float progress, void* user_data) noexcept nogil
 
     ctypedef struct llama_model_params:
         int32_t n_gpu_layers
