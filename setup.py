@@ -2,6 +2,7 @@
 
 Switches, all environment variables:
 
+LQS_EXTENSIONS=0          leave out the compiled modules, for an editable install that builds them in place later
 LQS_NATIVE=0              leave out -march=native, for a wheel that other machines will run
 LQS_DEBUG=1               bounds checks and asserts on, optimiser off
 LQS_COVERAGE=1            line tracing for coverage.py, generated C beside its source
@@ -19,6 +20,7 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
+EXTENSIONS = os.environ.get("LQS_EXTENSIONS", "1") == "1"
 NATIVE = os.environ.get("LQS_NATIVE", "1") == "1"
 DEBUG = os.environ.get("LQS_DEBUG", "0") == "1"
 COVERAGE = os.environ.get("LQS_COVERAGE", "0") == "1"
@@ -96,6 +98,8 @@ class BuildExt(build_ext):
 
 
 def extensions() -> list[Extension]:
+    if not EXTENSIONS:
+        return []
     builders = {"lqs/_core.pyx": core, "lqs/_engine.pyx": engine}
     return cythonize(
         [build() for source, build in builders.items() if Path(source).exists()],

@@ -7,8 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from lqs import _core
-from lqs.engine.library import load_engine
+from lqs import _core, _engine
 
 LIMIT_S = 120.0
 
@@ -49,7 +48,7 @@ class Rig:
 
     def __init__(self, model: Any, *, num_slots: int = 1, n_ctx: int = 2048, n_seq: int = 4,
                  out_buffer_bytes: int = 65536, **worker: Any) -> None:
-        self.engine = load_engine()
+        self.engine = _engine
         self.model = model
         self.scheduler = _core.Scheduler(
             table_capacity=1024,

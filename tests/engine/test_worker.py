@@ -32,9 +32,9 @@ def nothing_leaks(request):
         rig = request.getfixturevalue("rig")
         rig.pump(lambda: rig.worker.snapshot()["num_active"] == 0)
         figures = rig.scheduler.snapshot()
-        assert figures["num_running"] == 0
-        assert figures["num_waiting"] == 0
-        assert figures["reserved_tokens"] == 0
+        assert (figures["num_live"], figures["num_running"], figures["num_entered"]) == (0, 0, 0)
+        assert (figures["num_broken"], figures["num_kept"]) == (0, 0)
+        assert [(s["reserved"], s["used"], s["num_running"]) for s in figures["slots"]] == [(0, 0, 0)]
 
 
 def test_a_greedy_answer_is_the_same_alone_and_among_others(rig):
@@ -46,10 +46,10 @@ def test_a_greedy_answer_is_the_same_alone_and_among_others(rig):
 
 
 def test_usage_adds_up_to_the_ledger_and_to_the_workers_count(rig):
-    before = rig.worker.snapshot()["generated_tokens"], rig.scheduler.snapshot()["completion_tokens"]
+    before = rig.worker.snapshot()["generated_tokens"], rig.scheduler.key_usage(0)["completion_tokens"]
     answers = [rig.submit(chat(p), max_tokens=9, temperature=0.0, ignore_eos=True) for p in PROMPTS]
     rig.finish(*answers)
-    after = rig.worker.snapshot()["generated_tokens"], rig.scheduler.snapshot()["completion_tokens"]
+    after = rig.worker.snapshot()["generated_tokens"], rig.scheduler.key_usage(0)["completion_tokens"]
     assert [a.outcome.num_completion_tokens for a in answers] == [9] * len(answers)
     assert [a.num_tokens for a in answers] == [9] * len(answers)
     assert after[0] - before[0] == after[1] - before[1] == 9 * len(answers)
