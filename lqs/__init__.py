@@ -1,0 +1,1 @@
+"""lqs: a queue server for local language models."""
