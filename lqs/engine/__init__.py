@@ -1,1 +1,1 @@
-"""Models, their files, their templates and the device slots that run them."""
+"""Models and the native worker: files, templates, libllama."""
