@@ -30,50 +30,34 @@ def _key(doc: str, unit: str = "", **bound: Any) -> Meta:
 class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The listening socket, and what one connection may take."""
 
-    host: Annotated[str, _key("Address to listen on; another than loopback wants keys.")] = (
-        "127.0.0.1"
-    )
+    host: Annotated[str, _key("Address to listen on; another than loopback wants keys.")] = "127.0.0.1"
     port: Annotated[int, _key("Port to listen on; 0 takes a free one.", ge=0, le=65535)] = 8080
     insecure: Annotated[bool, _key("Listen on any address without keys.")] = False
-    backlog: Annotated[
-        int, _key("Connections the kernel holds until they are accepted.", ge=1, le=65535)
-    ] = 4096
+    backlog: Annotated[int, _key("Connections the kernel holds until they are accepted.", ge=1, le=65535)] = 4096
     num_connections_max: Annotated[
         int, _key("Open connections; more get 503 at once.", "connections", ge=1, le=1_000_000)
     ] = 16_384
-    keep_alive_s: Annotated[
-        float, _key("An idle connection is closed after that.", "s", gt=0, le=3600)
-    ] = 75.0
+    keep_alive_s: Annotated[float, _key("An idle connection is closed after that.", "s", gt=0, le=3600)] = 75.0
     header_bytes_max: Annotated[
         int, _key("Request line and headers of one request.", "bytes", ge=1024, le=1_048_576)
     ] = 65_536
-    body_bytes_max: Annotated[
-        int, _key("A larger body gets 413.", "bytes", ge=1024, le=1_073_741_824)
-    ] = 4_194_304
-    body_depth_max: Annotated[int, _key("JSON nested deeper gets 400.", "levels", ge=4, le=512)] = (
-        64
+    body_bytes_max: Annotated[int, _key("A larger body gets 413.", "bytes", ge=1024, le=1_073_741_824)] = 4_194_304
+    body_depth_max: Annotated[int, _key("JSON nested deeper gets 400.", "levels", ge=4, le=512)] = 64
+    body_timeout_s: Annotated[float, _key("A body that is not there by then gets 408.", "s", gt=0, le=3600)] = 30.0
+    write_stall_s: Annotated[float, _key("A client that reads nothing for so long is dropped.", "s", gt=0, le=3600)] = (
+        30.0
     )
-    body_timeout_s: Annotated[
-        float, _key("A body that is not there by then gets 408.", "s", gt=0, le=3600)
-    ] = 30.0
-    write_stall_s: Annotated[
-        float, _key("A client that reads nothing for so long is dropped.", "s", gt=0, le=3600)
-    ] = 30.0
     drain_s: Annotated[
         float,
         _key("After SIGTERM what is queued and running is served for so long.", "s", ge=0, le=3600),
     ] = 30.0
-    close_s: Annotated[
-        float, _key("How long a thread may take to end at exit.", "s", gt=0, le=600)
-    ] = 5.0
+    close_s: Annotated[float, _key("How long a thread may take to end at exit.", "s", gt=0, le=600)] = 5.0
 
 
 class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The model that is served."""
 
-    path: Annotated[
-        str, _key("GGUF file or the name of a fetched model; empty: the default model.")
-    ] = ""
+    path: Annotated[str, _key("GGUF file or the name of a fetched model; empty: the default model.")] = ""
     name: Annotated[str, _key("Its name in requests; empty: the file's name without .gguf.")] = ""
     default_max_tokens: Annotated[
         int,
@@ -99,9 +83,9 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The device slots and how each runs its steps."""
 
-    devices: Annotated[
-        tuple[str, ...], _key("Device slots: auto, cpu:0, cpu:1, ...", min_length=1, max_length=64)
-    ] = ("auto",)
+    devices: Annotated[tuple[str, ...], _key("Device slots: auto, cpu:0, cpu:1, ...", min_length=1, max_length=64)] = (
+        "auto",
+    )
     threads: Annotated[
         int,
         _key("Threads of a CPU device slot; 0: its share of the cores.", "threads", ge=0, le=512),
@@ -116,26 +100,20 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 0
     n_batch: Annotated[int, _key("Most tokens of one step.", "tokens", ge=1, le=65_536)] = 2048
-    n_ubatch: Annotated[
-        int, _key("Most tokens computed at once within a step.", "tokens", ge=1, le=65_536)
-    ] = 512
-    kv_unified: Annotated[
-        bool, _key("One KV budget for all sequences; false: an equal part each.")
-    ] = True
-    prefix_cache: Annotated[
-        bool, _key("Keep finished sequences to answer the same beginning sooner.")
-    ] = True
-    prefix_shared: Annotated[
-        bool, _key("Keys share the prefix cache and could guess prompts of others by time.")
-    ] = False
+    n_ubatch: Annotated[int, _key("Most tokens computed at once within a step.", "tokens", ge=1, le=65_536)] = 512
+    kv_unified: Annotated[bool, _key("One KV budget for all sequences; false: an equal part each.")] = True
+    prefix_cache: Annotated[bool, _key("Keep finished sequences to answer the same beginning sooner.")] = True
+    prefix_shared: Annotated[bool, _key("Keys share the prefix cache and could guess prompts of others by time.")] = (
+        False
+    )
     flash_attention: Annotated[bool, _key("Use flash attention where the model allows it.")] = True
     inter_token_target_ms: Annotated[
         float,
         _key("Prefill leaves a step at most so long while others decode.", "ms", gt=0, le=60_000),
     ] = 200.0
-    kv_margin_mb: Annotated[
-        int, _key("Memory that is left free beside weights and KV.", "MB", ge=0, le=1_048_576)
-    ] = 512
+    kv_margin_mb: Annotated[int, _key("Memory that is left free beside weights and KV.", "MB", ge=0, le=1_048_576)] = (
+        512
+    )
     out_buffer_bytes: Annotated[
         int,
         _key(
@@ -145,9 +123,9 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             le=16_777_216,
         ),
     ] = 65_536
-    stall_s: Annotated[
-        float, _key("A step that takes longer makes its device slot unhealthy.", "s", gt=0, le=3600)
-    ] = 30.0
+    stall_s: Annotated[float, _key("A step that takes longer makes its device slot unhealthy.", "s", gt=0, le=3600)] = (
+        30.0
+    )
 
 
 class QueueConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -166,9 +144,7 @@ class QueueConfig(Struct, frozen=True, forbid_unknown_fields=True):
             max_length=8,
         ),
     ] = (100,)
-    total: Annotated[
-        int, _key("Most requests waiting, all classes together.", "requests", ge=1, le=1_000_000)
-    ] = 256
+    total: Annotated[int, _key("Most requests waiting, all classes together.", "requests", ge=1, le=1_000_000)] = 256
     timeout_s: Annotated[float, _key("Longest wait in the queue.", "s", gt=0, le=86_400)] = 60.0
     hold_s: Annotated[
         float,
@@ -179,9 +155,9 @@ class QueueConfig(Struct, frozen=True, forbid_unknown_fields=True):
             le=3600,
         ),
     ] = 10.0
-    request_timeout_s: Annotated[
-        float, _key("Longest life of a request, queue included.", "s", gt=0, le=86_400)
-    ] = 600.0
+    request_timeout_s: Annotated[float, _key("Longest life of a request, queue included.", "s", gt=0, le=86_400)] = (
+        600.0
+    )
     aging_step_s: Annotated[
         float, _key("After so long a request counts as one class higher.", "s", gt=0, le=86_400)
     ] = 60.0
@@ -225,12 +201,8 @@ class QueueConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class TierConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """What the keys of one tier may ask for."""
 
-    level: Annotated[
-        int, _key("Class of its requests by default; 0 is the most urgent.", ge=0, le=7)
-    ]
-    best: Annotated[int, _key("Best class it may ask for; absent: its own.", ge=0, le=7)] | None = (
-        None
-    )
+    level: Annotated[int, _key("Class of its requests by default; 0 is the most urgent.", ge=0, le=7)]
+    best: Annotated[int, _key("Best class it may ask for; absent: its own.", ge=0, le=7)] | None = None
     weight: Annotated[float, _key("Share of a key inside its class.", gt=0, le=1000)] = 1.0
 
     @property
@@ -242,9 +214,7 @@ class TierConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class KeysConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Where the API keys are, and who may come without one."""
 
-    file: Annotated[
-        str, _key("File of hashed keys, written by `lqs keys add`; empty: no keys.")
-    ] = ""
+    file: Annotated[str, _key("File of hashed keys, written by `lqs keys add`; empty: no keys.")] = ""
     num_keys_max: Annotated[
         int, _key("Keys the server has room for; more need a restart.", "keys", ge=1, le=1_000_000)
     ] = 1024
@@ -264,9 +234,7 @@ class LogConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """What is written to stderr. Never a prompt, an answer or a key."""
 
     format: Annotated[str, _key("text or json.", pattern="^(text|json)$")] = "text"
-    level: Annotated[
-        str, _key("debug, info, warning or error.", pattern="^(debug|info|warning|error)$")
-    ] = "info"
+    level: Annotated[str, _key("debug, info, warning or error.", pattern="^(debug|info|warning|error)$")] = "info"
     access: Annotated[bool, _key("One line for each request.")] = True
 
 
@@ -378,9 +346,7 @@ def _meta_of(hint: Any) -> Meta:
 def _bound(meta: Meta) -> str:
     """A key's bound in words: `> 0, <= 3600`."""
     named = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
-    words = [
-        f"{sign} {getattr(meta, name)}" for name, sign in named if getattr(meta, name) is not None
-    ]
+    words = [f"{sign} {getattr(meta, name)}" for name, sign in named if getattr(meta, name) is not None]
     if meta.min_length is not None:
         words.append(f"{meta.min_length} to {meta.max_length} entries")
     if meta.pattern is not None:
@@ -449,9 +415,7 @@ def _check_keys(where: str, table: Any, struct: type[Struct]) -> None:
     known = [info.name for info in msgspec.structs.fields(struct)]
     for key in table if isinstance(table, dict) else ():
         if key not in known:
-            raise ConfigError(
-                f"{where}.{key}: there is no such setting{_nearest(key, known, where)}"
-            )
+            raise ConfigError(f"{where}.{key}: there is no such setting{_nearest(key, known, where)}")
 
 
 def _nearest(word: str, known: Any, prefix: str = "") -> str:
