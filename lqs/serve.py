@@ -24,7 +24,7 @@ from lqs.admission.gate import Gate
 from lqs.admission.keys import KeyRing
 from lqs.admission.prompts import Prompts
 from lqs.api.app import Services, create_app
-from lqs.config import Config, check_exposure
+from lqs.config import Config
 from lqs.engine import library
 from lqs.engine.gguf import read_header
 from lqs.engine.slots import Models
@@ -34,6 +34,7 @@ from lqs.listen import HttpServer, bind, make_http
 from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
 from lqs.scheduling.desk import Desk, make_scheduler
+from lqs.settings import check_exposure
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from lqs.engine import tokens
 from lqs.config import PromptsConfig
+from lqs.engine import tokens
 from lqs.errors import BadRequest, PromptTooLong, RequestRefused
 from lqs.request import PromptSource, Request
 

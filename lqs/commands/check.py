@@ -9,9 +9,10 @@ from pathlib import Path
 
 from lqs.admission.keys import KeyRing
 from lqs.commands.flags import add_setting_flags, load_config
-from lqs.config import Config, check_exposure
+from lqs.config import Config
 from lqs.engine.plan import Plan, make_plan
 from lqs.engine.store import DEFAULT_MODEL, Store, store_folder
+from lqs.settings import check_exposure
 
 _MB = 1_000_000
 

@@ -6,7 +6,8 @@ import argparse
 import os
 from typing import Any
 
-from lqs.config import Config, load
+from lqs.config import Config
+from lqs.settings import load
 
 # Flag's name in the namespace -> the setting it overrides.
 _SETTINGS = {

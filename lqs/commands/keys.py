@@ -8,8 +8,9 @@ import os
 
 from lqs.admission.keys import KeyFile
 from lqs.commands.flags import add_config_flag
-from lqs.config import Config, load
+from lqs.config import Config
 from lqs.errors import ConfigError, StartError
+from lqs.settings import load
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

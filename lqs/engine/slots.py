@@ -47,7 +47,7 @@ class Worker(Protocol):
 class Library(Protocol):
     """What is needed of `lqs.engine.library`; tests bring their own."""
 
-    def Model(self, path: Path) -> Model: ...  # noqa: N802
+    def Model(self, path: Path) -> Model: ...
     def make_worker(self, scheduler: Scheduler, slot: int, model: Model, **settings: Any) -> Worker: ...
 
 
