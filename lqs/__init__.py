@@ -1,5 +1,1 @@
-<<<<<<< HEAD
-"""An LLM queue server."""
-=======
-"""lqs: a queue server for local language models."""
->>>>>>> house
+"""lqs: a self-hosted inference server for llama.cpp models that stays predictable under load."""

@@ -19,8 +19,10 @@
 
 /* Holds in every build; costs something only in a debug one. */
 #ifdef LQS_DEBUG
+#define LQS_IS_DEBUG 1
 #define lqs_assert(condition) assert(condition)
 #else
+#define LQS_IS_DEBUG 0
 #define lqs_assert(condition) ((void)(condition))
 #endif
 

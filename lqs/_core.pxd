@@ -25,6 +25,7 @@ from posix.unistd cimport read, write
 
 cdef extern from "_atomics.h" nogil:
     const uint32_t NOWHERE "LQS_NOWHERE"
+    const bint IS_DEBUG_BUILD "LQS_IS_DEBUG"
 
     void lqs_assert(bint condition)
     uint64_t load_relaxed(const uint64_t* word)
@@ -64,8 +65,8 @@ cdef enum Op:
     OP_NO_DEVICE = 10
     OP_SETTLED = 11     # scheduler -> loop: all is given back, the entry may be freed
 
-# Why an attempt ended.
-cdef enum Finish:
+# Why an attempt ended. Python sees these too.
+cpdef enum Finish:
     FINISH_NONE = 0
     FINISH_STOP = 1
     FINISH_LENGTH = 2
@@ -263,11 +264,7 @@ cdef struct Attempt:
     uint32_t slot
     int64_t started_ns
     int64_t queue_ns            # how long it waited
-    # The loop's own.
-    uint32_t told_started
-    uint32_t told_finished
-    uint64_t num_tokens_told
-    char pad_loop[8]
+    char pad_shared[32]
     # Worker and loop.
     uint32_t notified           # atomic, exchanged: a cell for this is in the event ring
     uint32_t starved            # atomic: the worker waits for room in `out`
@@ -282,6 +279,11 @@ cdef struct Attempt:
     int64_t finished_ns
     char pad_worker[8]
     OutBuffer out
+    # The loop's own.
+    uint32_t told_started
+    uint32_t told_finished
+    uint64_t num_tokens_told
+    char pad_loop[48]
 
 # One request in the table. 128 bytes, so a million waiting requests are two cache lines
 # each. The first half is written by the loop before OP_SUBMIT and constant until it is
@@ -329,6 +331,7 @@ cdef struct DeviceSlot:
     Ring feedback           # worker -> scheduler; as large as num_sequences
     Ring events             # worker -> loop; as large as the table
     Waker waker             # the worker sleeps on it
+    char pad_waker[56]
     uint32_t dead           # atomic; set by any thread, never cleared
     uint32_t index
     uint32_t model
@@ -347,7 +350,7 @@ cdef struct SchedulerState:
     DeviceSlot* slots[MAX_DEVICE_SLOTS]
     void* own
     uint64_t out_buffer_bytes
-    char pad[40]
+    char pad[32]
     Waker waker             # the scheduler sleeps on it
     char pad_waker[56]
     Waker loop_waker        # the loop sleeps on it
@@ -468,7 +471,24 @@ cdef struct Owned:
 cdef class Scheduler:
     cdef SchedulerState* state
     cdef Owned* owned
-    cdef uint32_t free_head
+    # The loop's own.
+    cdef uint32_t free_head         # entries that were used and are free, by `behind`
+    cdef uint32_t num_touched       # entries from here on were never used
+    cdef uint32_t num_live
     cdef uint64_t num_arrived
-    cdef list kept_work
+    cdef uint64_t num_kept          # attempts left to the workers of dead device slots
+    cdef bint has_begun             # no more device slots may be added
     cdef object __weakref__
+
+    cdef int tell(self, list out, uint32_t index, Attempt* attempt) except -1
+    cdef int tell_started(self, list out, uint32_t index, Attempt* attempt) except -1
+    cdef int tell_output(self, list out, void* sink, Attempt* attempt) except -1
+    cdef int poll_worker(self, list out, DeviceSlot* slot) except -1
+    cdef int poll_scheduler(self, list out, uint64_t num_cells) except -1
+    cdef void release(self, uint32_t index) noexcept
+    cdef uint64_t handle(self, uint32_t index) noexcept
+    cdef uint32_t take_entry(self) noexcept
+    cdef Entry* live(self, uint64_t handle) noexcept
+    cdef int check_level(self, uint32_t level) except -1
+    cdef int check_slot(self, uint32_t slot) except -1
+    cdef Attempt* running_attempt(self, uint64_t handle) except NULL

@@ -5,7 +5,20 @@ cdef extern from "<sys/eventfd.h>" nogil:
     const int EFD_CLOEXEC
     const int EFD_NONBLOCK
 
+cdef extern from "<stdlib.h>" nogil:
+    void* aligned_alloc(size_t alignment, size_t size)
+
 from posix.unistd cimport close
+
+
+# Zeroed memory that begins a cache line, so that the pads in the structs mean what they
+# say; NULL: no memory.
+cdef void* new_lines(size_t num_bytes) noexcept nogil:
+    cdef size_t rounded = (num_bytes + 63) & ~<size_t> 63
+    cdef void* memory = aligned_alloc(64, rounded)
+    if memory != NULL:
+        memset(memory, 0, num_bytes)
+    return memory
 
 
 cdef int waker_init(Waker* waker) noexcept nogil:
@@ -119,3 +132,90 @@ cdef bint out_write(OutBuffer* out, uint8_t kind, uint16_t num_tokens, const cha
     # Release: pairs with the loop's acquire of tail; the record is whole.
     store_release(&out.tail, tail + needed)
     return True
+
+
+# --- many producers, many consumers -----------------------------------------------------
+
+# Dmitry Vyukov's bounded MPMC queue. A position in the ring is a ticket: it only grows,
+# and names place `ticket & mask`. Each place carries a turn that says whose move it is:
+#
+#     turn == ticket               empty, the producer holding `ticket` may write
+#     turn == ticket + 1           full, the consumer holding `ticket` may read
+#     turn == ticket + capacity    empty again, one lap on
+#
+# A thread claims a ticket first and touches the place second, so the place itself is
+# never contended. The two claims are relaxed; the order between a producer and its
+# consumer is carried by `turn` alone. With one place "full" and "empty again" would be the
+# same turn, so there are at least two.
+cdef struct TurnPlace:
+    uint64_t turn           # atomic
+    uint64_t cell
+
+cdef struct MpmcState:
+    TurnPlace* places
+    uint64_t capacity       # a power of two
+    char pad_shared[48]
+    uint64_t tail           # atomic; the next ticket to push with
+    char pad_producers[56]
+    uint64_t head           # atomic; the next ticket to pop with
+    char pad_consumers[56]
+
+
+cdef int mpmc_init(MpmcState* ring, uint64_t capacity) noexcept nogil:
+    cdef uint64_t ticket
+    ring.capacity = 2
+    while ring.capacity < capacity:
+        ring.capacity *= 2
+    ring.places = <TurnPlace*> calloc(ring.capacity, sizeof(TurnPlace))
+    if ring.places == NULL:
+        return -1
+    for ticket in range(ring.capacity):
+        ring.places[ticket].turn = ticket
+    return 0
+
+
+cdef bint mpmc_try_push(MpmcState* ring, uint64_t cell) noexcept nogil:
+    cdef uint64_t ticket = load_relaxed(&ring.tail)
+    cdef TurnPlace* place
+    cdef int64_t lead
+    while True:
+        place = &ring.places[ticket & (ring.capacity - 1)]
+        # Acquire: pairs with the release in mpmc_try_pop, so the old cell has been read
+        # before it is written over.
+        lead = <int64_t> (load_acquire(&place.turn) - ticket)
+        if lead == 0:
+            if claim_relaxed(&ring.tail, &ticket, ticket + 1):
+                place.cell = cell
+                # Release: pairs with the acquire in mpmc_try_pop; the cell.
+                store_release(&place.turn, ticket + 1)
+                return True
+        elif lead < 0:
+            return False                # A lap behind: the ring is full.
+        else:
+            ticket = load_relaxed(&ring.tail)
+
+
+cdef bint mpmc_try_pop(MpmcState* ring, uint64_t* cell) noexcept nogil:
+    cdef uint64_t ticket = load_relaxed(&ring.head)
+    cdef TurnPlace* place
+    cdef int64_t lead
+    while True:
+        place = &ring.places[ticket & (ring.capacity - 1)]
+        # Acquire: pairs with the release in mpmc_try_push; the cell is there.
+        lead = <int64_t> (load_acquire(&place.turn) - (ticket + 1))
+        if lead == 0:
+            if claim_relaxed(&ring.head, &ticket, ticket + 1):
+                cell[0] = place.cell
+                # Release: pairs with the acquire in mpmc_try_push; the place is free.
+                store_release(&place.turn, ticket + ring.capacity)
+                return True
+        elif lead < 0:
+            return False                # Its producer has not come yet: empty.
+        else:
+            ticket = load_relaxed(&ring.head)
+
+
+# A guess while others push and pop, exact when they do not.
+cdef uint64_t mpmc_size(MpmcState* ring) noexcept nogil:
+    cdef int64_t size = <int64_t> (load_relaxed(&ring.tail) - load_relaxed(&ring.head))
+    return <uint64_t> max(<int64_t> 0, size)

@@ -1,0 +1,266 @@
+"""What an operator can set: a frozen struct per section, each key with unit, bound and a doc line.
+
+Plain data; `lqs.settings` reads and checks it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+
+def _key(doc: str, unit: str = "", **bound: Any) -> Meta:
+    """Describe a key: what it does, in which unit, within which bound."""
+    return Meta(description=doc, extra={"unit": unit}, **bound)
+
+
+class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The listening socket, and what one connection may take."""
+
+    host: Annotated[str, _key("Address to listen on; another than loopback wants keys.")] = "127.0.0.1"
+    port: Annotated[int, _key("Port to listen on; 0 takes a free one.", ge=0, le=65535)] = 8080
+    insecure: Annotated[bool, _key("Listen on any address without keys.")] = False
+    backlog: Annotated[int, _key("Connections the kernel holds until they are accepted.", ge=1, le=65535)] = 4096
+    num_connections_max: Annotated[
+        int, _key("Open connections; more get 503 at once.", "connections", ge=1, le=1_000_000)
+    ] = 16_384
+    keep_alive_s: Annotated[float, _key("An idle connection is closed after that.", "s", gt=0, le=3600)] = 75.0
+    header_bytes_max: Annotated[
+        int, _key("Request line and headers of one request.", "bytes", ge=1024, le=1_048_576)
+    ] = 65_536
+    body_bytes_max: Annotated[int, _key("A larger body gets 413.", "bytes", ge=1024, le=1_073_741_824)] = 4_194_304
+    body_depth_max: Annotated[int, _key("JSON nested deeper gets 400.", "levels", ge=4, le=512)] = 64
+    body_timeout_s: Annotated[float, _key("A body that is not there by then gets 408.", "s", gt=0, le=3600)] = 30.0
+    write_stall_s: Annotated[float, _key("A client that reads nothing for so long is dropped.", "s", gt=0, le=3600)] = (
+        30.0
+    )
+    drain_s: Annotated[
+        float,
+        _key("After SIGTERM what is queued and running is served for so long.", "s", ge=0, le=3600),
+    ] = 30.0
+    close_s: Annotated[float, _key("How long a thread may take to end at exit.", "s", gt=0, le=600)] = 5.0
+
+
+class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The model that is served."""
+
+    path: Annotated[str, _key("GGUF file or the name of a fetched model; empty: the default model.")] = ""
+    name: Annotated[str, _key("Its name in requests; empty: the file's name without .gguf.")] = ""
+    default_max_tokens: Annotated[
+        int,
+        _key(
+            "When a request names no max_tokens; 0: to the end of the context.",
+            "tokens",
+            ge=0,
+            le=1_000_000_000,
+        ),
+    ] = 0
+    max_tokens_max: Annotated[
+        int,
+        _key(
+            "No answer is longer, whatever it asks; 0: the context is the limit.",
+            "tokens",
+            ge=0,
+            le=1_000_000_000,
+        ),
+    ] = 0
+    chat_template: Annotated[str, _key("File with a Jinja template; empty: the model's own.")] = ""
+
+
+class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The device slots and how each runs its steps."""
+
+    devices: Annotated[tuple[str, ...], _key("Device slots: auto, cpu:0, cpu:1, ...", min_length=1, max_length=64)] = (
+        "auto",
+    )
+    threads: Annotated[
+        int,
+        _key("Threads of a CPU device slot; 0: its share of the cores.", "threads", ge=0, le=512),
+    ] = 0
+    parallel: Annotated[int, _key("Sequences per device slot.", "sequences", ge=1, le=256)] = 32
+    ctx: Annotated[
+        int,
+        _key(
+            "KV cells per device slot, shared by its sequences; 0: from memory and model.",
+            "tokens",
+            ge=0,
+        ),
+    ] = 0
+    n_batch: Annotated[int, _key("Most tokens of one step.", "tokens", ge=1, le=65_536)] = 2048
+    n_ubatch: Annotated[int, _key("Most tokens computed at once within a step.", "tokens", ge=1, le=65_536)] = 512
+    kv_unified: Annotated[bool, _key("One KV budget for all sequences; false: an equal part each.")] = True
+    prefix_cache: Annotated[bool, _key("Keep finished sequences to answer the same beginning sooner.")] = True
+    prefix_shared: Annotated[bool, _key("Keys share the prefix cache and could guess prompts of others by time.")] = (
+        False
+    )
+    flash_attention: Annotated[bool, _key("Use flash attention where the model allows it.")] = True
+    inter_token_target_ms: Annotated[
+        float,
+        _key("Prefill leaves a step at most so long while others decode.", "ms", gt=0, le=60_000),
+    ] = 200.0
+    kv_margin_mb: Annotated[int, _key("Memory that is left free beside weights and KV.", "MB", ge=0, le=1_048_576)] = (
+        512
+    )
+    out_buffer_bytes: Annotated[
+        int,
+        _key(
+            "Text made and not yet sent, per request; full: the sequence pauses.",
+            "bytes",
+            ge=4096,
+            le=16_777_216,
+        ),
+    ] = 65_536
+    stall_s: Annotated[float, _key("A step that takes longer makes its device slot unhealthy.", "s", gt=0, le=3600)] = (
+        30.0
+    )
+
+
+class QueueConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The classes in which requests wait, and for how long."""
+
+    levels: Annotated[
+        tuple[Annotated[str, Meta(pattern="^[a-z][a-z0-9_]{0,31}$")], ...],
+        _key("Names of the classes, the most urgent first.", min_length=1, max_length=8),
+    ] = ("critical", "high", "normal", "low", "background")
+    caps: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=1_000_000)], ...],
+        _key(
+            "Most waiting in each class; one number stands for all.",
+            "requests",
+            min_length=1,
+            max_length=8,
+        ),
+    ] = (100,)
+    total: Annotated[int, _key("Most requests waiting, all classes together.", "requests", ge=1, le=1_000_000)] = 256
+    timeout_s: Annotated[float, _key("Longest wait in the queue.", "s", gt=0, le=86_400)] = 60.0
+    hold_s: Annotated[
+        float,
+        _key(
+            "A waiting stream is opened after that; until then it can be refused.",
+            "s",
+            ge=0,
+            le=3600,
+        ),
+    ] = 10.0
+    request_timeout_s: Annotated[float, _key("Longest life of a request, queue included.", "s", gt=0, le=86_400)] = (
+        600.0
+    )
+    aging_step_s: Annotated[
+        float, _key("After so long a request counts as one class higher.", "s", gt=0, le=86_400)
+    ] = 60.0
+    aged_every: Annotated[
+        int,
+        _key(
+            "While a better class waits, one start in so many is for an aged one.",
+            "starts",
+            ge=1,
+            le=1000,
+        ),
+    ] = 4
+    lane_weights: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=1000)], Annotated[int, Meta(ge=1, le=1000)]],
+        _key("Shares of short and long requests."),
+    ] = (3, 1)
+    short_tokens_max: Annotated[
+        int,
+        _key(
+            "Up to that a request is short (prompt and expected answer).",
+            "tokens",
+            ge=1,
+            le=1_000_000_000,
+        ),
+    ] = 512
+    long_tokens_min: Annotated[
+        int,
+        _key("Above that a request is long, whatever it says.", "tokens", ge=1, le=1_000_000_000),
+    ] = 2048
+    table_capacity: Annotated[
+        int,
+        _key(
+            "Requests the server can hold at once, waiting and running.",
+            "requests",
+            ge=16,
+            le=16_777_216,
+        ),
+    ] = 16_384
+
+
+class TierConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the keys of one tier may ask for."""
+
+    level: Annotated[int, _key("Class of its requests by default; 0 is the most urgent.", ge=0, le=7)]
+    best: Annotated[int, _key("Best class it may ask for; absent: its own.", ge=0, le=7)] | None = None
+    weight: Annotated[float, _key("Share of a key inside its class.", gt=0, le=1000)] = 1.0
+
+    @property
+    def best_level(self) -> int:
+        """The best class it may ask for."""
+        return self.level if self.best is None else self.best
+
+
+class KeysConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the API keys are, and who may come without one."""
+
+    file: Annotated[str, _key("File of hashed keys, written by `lqs keys add`; empty: no keys.")] = ""
+    num_keys_max: Annotated[
+        int, _key("Keys the server has room for; more need a restart.", "keys", ge=1, le=1_000_000)
+    ] = 1024
+    anonymous_tier: Annotated[str, _key("Tier of everybody while no key is configured.")] = "normal"
+
+
+class PromptsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The pool that renders and tokenises prompts, off the event loop."""
+
+    threads: Annotated[int, _key("Threads of the pool.", "threads", ge=1, le=64)] = 2
+    num_pending_max: Annotated[
+        int, _key("Calls that belong to no queued request and may wait.", "calls", ge=1, le=65_536)
+    ] = 256
+
+
+class LogConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is written to stderr. Never a prompt, an answer or a key."""
+
+    format: Annotated[str, _key("text or json.", pattern="^(text|json)$")] = "text"
+    level: Annotated[str, _key("debug, info, warning or error.", pattern="^(debug|info|warning|error)$")] = "info"
+    access: Annotated[bool, _key("One line for each request.")] = True
+
+
+def _default_tiers() -> dict[str, TierConfig]:
+    return {
+        "vip": TierConfig(level=0),
+        "normal": TierConfig(level=2),
+        "free": TierConfig(level=3),
+        "batch": TierConfig(level=4),
+    }
+
+
+class Config(Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that can be set; `load` builds it and checks what one key alone cannot show."""
+
+    server: ServerConfig = ServerConfig()
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    queue: QueueConfig = QueueConfig()
+    tiers: dict[str, TierConfig] = msgspec.field(default_factory=_default_tiers)
+    keys: KeysConfig = KeysConfig()
+    prompts: PromptsConfig = PromptsConfig()
+    log: LogConfig = LogConfig()
+
+    @property
+    def level_caps(self) -> tuple[int, ...]:
+        """The cap of each class, in the order of `queue.levels`."""
+        caps = self.queue.caps
+        return caps * len(self.queue.levels) if len(caps) == 1 else caps
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`; a name but localhost counts as reachable."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
