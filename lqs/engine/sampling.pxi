@@ -548,26 +548,25 @@ cdef class Grammar:
     """
 
     cdef llama_sampler* _prototype
-    cdef object _vocab_owner         # Keeps the vocabulary alive.
+    cdef Model _model                # Keeps the vocabulary alive.
 
-    def __dealloc__(self):
-        if self._prototype != NULL:
-            grammar_free(self._prototype)
-
-    @staticmethod
-    cdef Grammar parse(const llama_vocab* vocab, object vocab_owner, str gbnf):
-        """Parse GBNF with the root rule `root`; GrammarError blames the text. Without the GIL."""
-        cdef Grammar grammar = Grammar.__new__(Grammar)
+    def __cinit__(self, Model model not None, str gbnf not None):
+        """Parse GBNF with the root rule `root`, without the GIL; GrammarError blames the text."""
         cdef bytes raw = gbnf.encode()
         cdef const char* text = raw
+        cdef const llama_vocab* vocab = model._vocab
         if not gbnf.strip() or b"\0" in raw:
             raise GrammarError("the grammar is empty or holds a NUL")
-        grammar._vocab_owner = vocab_owner
+        self._model = model
         with nogil:
-            grammar._prototype = grammar_parse(vocab, text)
-        if grammar._prototype == NULL:
+            self._prototype = grammar_parse(vocab, text)
+        if self._prototype == NULL:
             raise GrammarError("the grammar could not be parsed")
-        return grammar
+
+    def __dealloc__(self):
+        # The sampler refers to the vocabulary only to parse and apply, never to be freed.
+        if self._prototype != NULL:
+            grammar_free(self._prototype)
 
 
 # ---- the face for tests and benchmarks ----------------------------------------------
