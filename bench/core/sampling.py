@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 import llama_cpp
 import numpy as np
-
 from lqs._engine import SamplerProbe, TextProbe
 
 CHAINS = {
@@ -76,7 +75,10 @@ class Chain:
         for _ in range(num):
             self._room[:] = self._fresh
             array = llama_cpp.llama_token_data_array(
-                ctypes.cast(self._room.ctypes.data, ctypes.POINTER(llama_cpp.llama_token_data)), len(self._room), -1, False
+                ctypes.cast(self._room.ctypes.data, ctypes.POINTER(llama_cpp.llama_token_data)),
+                len(self._room),
+                -1,
+                False,
             )
             llama_cpp.llama_sampler_apply(self._chain, ctypes.byref(array))
 

@@ -10,8 +10,7 @@
  * integers, above the token's id. Sorting keys therefore sorts by logit, best first,
  * with ties broken towards the lowest id: the order is total, and the same everywhere.
  *
- * Vectors are GCC's own (`vector_size`): wide on a machine that has wide registers,
- * correct on every other. Nothing here allocates, and nothing lets an exception out:
+ * Vectors are GCC's own (`vector_size`). Nothing here allocates, and nothing lets an exception out:
  * one that crossed into Cython's nogil code would make it wait for the GIL.
  */
 #ifndef LQS_ENGINE_SHIM_H
@@ -27,10 +26,23 @@
 
 namespace lqs {
 
-typedef float   floats __attribute__((vector_size(64)));
-typedef int32_t ints __attribute__((vector_size(64)));
-
+/* As wide as the machine's registers that this is built for, and no wider: a vector that
+ * must be split is a dozen times slower. */
+#if defined(__AVX512F__)
 constexpr int32_t LANES = 16;
+#define LQS_LANE_NUMBERS 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
+#elif defined(__AVX__)
+constexpr int32_t LANES = 8;
+#define LQS_LANE_NUMBERS 0, 1, 2, 3, 4, 5, 6, 7
+#else
+constexpr int32_t LANES = 4;
+#define LQS_LANE_NUMBERS 0, 1, 2, 3
+#endif
+
+typedef float   floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+
+const ints LANE_NUMBERS = {LQS_LANE_NUMBERS};
 constexpr int32_t BLOCK = 128;      /* Logits per block; a multiple of LANES. */
 constexpr size_t  SORT_MAX = 1024;  /* Longer candidate lists stay unsorted: nobody reads their order. */
 
@@ -57,15 +69,15 @@ __attribute__((always_inline)) inline void load_at(floats & to, const float * x,
     }
 }
 
-/* Folds the lanes onto each other, 8, 4, 2, 1 apart: the same order of operations on
- * every machine, so sums agree to the bit. */
-template <class Fold>
+/* Folds the lanes onto each other, the half, a quarter, ... apart: an order of operations
+ * that is written down, not the compiler's choice. */
+template <int32_t APART = LANES / 2, class Fold>
 __attribute__((always_inline)) inline float fold(floats v, Fold with) {
-    v = with(v, __builtin_shuffle(v, ints{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7}));
-    v = with(v, __builtin_shuffle(v, ints{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11}));
-    v = with(v, __builtin_shuffle(v, ints{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13}));
-    v = with(v, __builtin_shuffle(v, ints{1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14}));
-    return v[0];
+    if constexpr (APART == 0) {
+        return v[0];
+    } else {
+        return fold<APART / 2>(with(v, __builtin_shuffle(v, LANE_NUMBERS ^ APART)), with);
+    }
 }
 
 struct Larger {

@@ -7,7 +7,6 @@ import os
 
 import numpy as np
 import pytest
-
 from lqs._engine import Grammar, GrammarError, Model, SamplerProbe
 
 OK, NO_CANDIDATE, GRAMMAR = 0, 2, 3
@@ -37,9 +36,16 @@ def write(model, grammar: Grammar, seed: int = 0, **options) -> str:
     return model.detokenize(tokens).decode()
 
 
-@pytest.mark.parametrize("options", [
-    {"temperature": 0}, {"temperature": 1.0}, {"top_k": 40}, {"top_k": 1000, "top_p": 0.9}, {"min_p": 0.2},
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0},
+        {"temperature": 1.0},
+        {"top_k": 40},
+        {"top_k": 1000, "top_p": 0.9},
+        {"min_p": 0.2},
+    ],
+)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_every_way_to_draw_keeps_to_the_grammar(model, options, seed):
     grammar = Grammar(model, 'root ::= "yes" | "no" | "perhaps"')
@@ -54,8 +60,12 @@ def test_the_allowed_best_is_drawn_though_it_is_far_down(model):
     other = [i for i in range(model.n_vocab) if i != token]
     row[other] += np.arange(len(other), dtype=np.float32) / len(other)
     before = row.copy()
-    probe = SamplerProbe(model.n_vocab, grammar=grammar, temperature=0, banned=model.tokenize(b"y", False, False)
-                         + model.tokenize(b"ye", False, False))
+    probe = SamplerProbe(
+        model.n_vocab,
+        grammar=grammar,
+        temperature=0,
+        banned=model.tokenize(b"y", False, False) + model.tokenize(b"ye", False, False),
+    )
     assert probe.draw(row, 0)[:2] == (OK, token)
     assert np.array_equal(row, before)
 
@@ -83,8 +93,10 @@ def test_a_token_against_the_grammar_is_a_code_and_not_the_end_of_the_process(mo
     assert probe.accept(model.tokenize(b"z", False, False)[0]) == GRAMMAR
 
 
-@pytest.mark.parametrize("gbnf", ["", " ", "root ::= (", 'start ::= "a"', 'root ::= other', 'root ::= root | "a"',
-                                  'root ::= "a"\0', 'root ::= *'])
+@pytest.mark.parametrize(
+    "gbnf",
+    ["", " ", "root ::= (", 'start ::= "a"', "root ::= other", 'root ::= root | "a"', 'root ::= "a"\0', "root ::= *"],
+)
 def test_a_text_that_is_no_grammar_blames_the_caller(model, gbnf):
     with pytest.raises(GrammarError):
         Grammar(model, gbnf)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-
 from lqs._engine import SamplerProbe, TextProbe
 
 OK, NOT_FINITE, NO_CANDIDATE = 0, 1, 2
@@ -155,8 +154,9 @@ def test_banned_tokens_are_never_drawn():
     assert drawn == set(range(50)) - {3, 4}
 
 
-@given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 12), st.floats(0.5, 2), st.floats(-2, 2),
-       st.floats(-2, 2))
+@given(
+    st.lists(st.integers(0, 9), max_size=40), st.integers(1, 12), st.floats(0.5, 2), st.floats(-2, 2), st.floats(-2, 2)
+)
 def test_penalties_are_llama_cpps(tokens, last_n, repeat, presence, frequency):
     row = make_row(10, 3, 2.0)
     expected = row.copy()
@@ -165,8 +165,15 @@ def test_penalties_are_llama_cpps(tokens, last_n, repeat, presence, frequency):
         logit = row[token]
         logit = logit * np.float32(repeat) if logit <= 0 else logit / np.float32(repeat)
         expected[token] = logit - (window.count(token) * np.float32(frequency) + np.float32(presence))
-    probe = SamplerProbe(10, temperature=0, repeat_last_n=last_n, repeat_penalty=repeat, presence_penalty=presence,
-                         frequency_penalty=frequency, prompt=tokens[:20])
+    probe = SamplerProbe(
+        10,
+        temperature=0,
+        repeat_last_n=last_n,
+        repeat_penalty=repeat,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        prompt=tokens[:20],
+    )
     for token in tokens[20:]:
         probe.accept(token)
     best_two = np.sort(expected)[-2:]
@@ -200,10 +207,16 @@ def test_the_generator_gives_the_published_numbers():
     assert tuple(int(u * 2**53) for u in SamplerProbe.uniform(0, 0)) == expected
 
 
-@pytest.mark.parametrize("options", [
-    {"temperature": 1.0}, {"temperature": 0.5}, {"temperature": 1.5, "top_k": 6}, {"temperature": 0.8, "top_p": 0.9},
-    {"temperature": 1.2, "min_p": 0.1},
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.5},
+        {"temperature": 1.5, "top_k": 6},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"temperature": 1.2, "min_p": 0.1},
+    ],
+)
 def test_draws_follow_the_distribution(options):
     row = make_row(12, 4, 1.5)
     ids = ordered(row)[: options.get("top_k")]
@@ -270,13 +283,22 @@ def test_logprobs_say_9999_for_never_and_name_what_prints_nothing():
     assert SamplerProbe(3).logprobs(text, row, 1, 0) == -2
 
 
-@pytest.mark.parametrize(("options", "error"), [
-    ({"temperature": math.nan}, ValueError), ({"top_p": 1.5}, ValueError), ({"min_p": -1}, ValueError),
-    ({"repeat_penalty": 0}, ValueError), ({"repeat_last_n": 10**6}, ValueError), ({"num_logprobs": 21}, ValueError),
-    ({"logit_bias": [(10, 1.0)]}, ValueError), ({"logit_bias": [(-1, 1.0)]}, ValueError),
-    ({"logit_bias": [(0, math.nan)]}, ValueError), ({"logit_bias": [(0, 1.0)] * 2000}, ValueError),
-    ({"frequenzy_penalty": 1}, TypeError),
-])
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"temperature": math.nan}, ValueError),
+        ({"top_p": 1.5}, ValueError),
+        ({"min_p": -1}, ValueError),
+        ({"repeat_penalty": 0}, ValueError),
+        ({"repeat_last_n": 10**6}, ValueError),
+        ({"num_logprobs": 21}, ValueError),
+        ({"logit_bias": [(10, 1.0)]}, ValueError),
+        ({"logit_bias": [(-1, 1.0)]}, ValueError),
+        ({"logit_bias": [(0, math.nan)]}, ValueError),
+        ({"logit_bias": [(0, 1.0)] * 2000}, ValueError),
+        ({"frequenzy_penalty": 1}, TypeError),
+    ],
+)
 def test_bad_options_blame_the_caller(options, error):
     with pytest.raises(error):
         SamplerProbe(10, **options)

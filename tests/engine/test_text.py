@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from lqs._engine import TextProbe
 
 
@@ -40,17 +39,20 @@ def test_the_whole_part_before_a_split_character_leaves_at_once():
     assert run([b"a\xf0\x9f", b"\x98\x80b"])[2][:2] == [b"a", "😀b".encode()]
 
 
-@pytest.mark.parametrize(("pieces", "stop", "text", "end"), [
-    ([b"ABC", b"DEF", b"G", b"HI", b"J", b"KL"], [b"DEFGHIJ"], "ABC", "stop_string"),
-    ([b"a", b"\n", b" b"], [b"\n"], "a", "stop_string"),
-    ([b"xx", b"y"], [b"xy", b"xxz"], "x", "stop_string"),
-    ([b"a"], [b""], "a", None),
-    ([b"AB", b"DE"], [b"DEF"], "ABDE", None),
-    ([b"abc"], [b"c", b"bc", b"abcd"], "a", "stop_string"),
-    ([b"aab", b"aac"], [b"aaac", b"abaac"], "a", "stop_string"),
-    (["né".encode()[:2], "né".encode()[2:], b"x"], ["é".encode()], "n", "stop_string"),
-    ([b"\xff", b"!"], ["\ufffd!".encode()], "", "stop_string"),
-])
+@pytest.mark.parametrize(
+    ("pieces", "stop", "text", "end"),
+    [
+        ([b"ABC", b"DEF", b"G", b"HI", b"J", b"KL"], [b"DEFGHIJ"], "ABC", "stop_string"),
+        ([b"a", b"\n", b" b"], [b"\n"], "a", "stop_string"),
+        ([b"xx", b"y"], [b"xy", b"xxz"], "x", "stop_string"),
+        ([b"a"], [b""], "a", None),
+        ([b"AB", b"DE"], [b"DEF"], "ABDE", None),
+        ([b"abc"], [b"c", b"bc", b"abcd"], "a", "stop_string"),
+        ([b"aab", b"aac"], [b"aaac", b"abaac"], "a", "stop_string"),
+        (["né".encode()[:2], "né".encode()[2:], b"x"], ["é".encode()], "n", "stop_string"),
+        ([b"\xff", b"!"], ["\ufffd!".encode()], "", "stop_string"),
+    ],
+)
 def test_stop_strings_over_several_tokens(pieces, stop, text, end):
     assert run(pieces, stop)[:2] == (text, end)
 
@@ -102,8 +104,29 @@ def test_any_split_of_a_text_gives_the_text(text, cuts):
     assert run(split(text.encode(), cuts))[0] == text
 
 
-@given(st.lists(st.sampled_from([b"\x80", b"\xbf", b"\xc2", b"\xe0", b"\xa0", b"\xed", b"\xf0", b"\x90", b"\xf4", b"\x8f",
-                                 b"\xff", b"a", b"\0"]) | st.binary(max_size=5), max_size=30))
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                b"\x80",
+                b"\xbf",
+                b"\xc2",
+                b"\xe0",
+                b"\xa0",
+                b"\xed",
+                b"\xf0",
+                b"\x90",
+                b"\xf4",
+                b"\x8f",
+                b"\xff",
+                b"a",
+                b"\0",
+            ]
+        )
+        | st.binary(max_size=5),
+        max_size=30,
+    )
+)
 def test_broken_bytes_are_replaced_as_python_does(pieces):
     assert run(pieces)[0] == b"".join(pieces).decode(errors="replace")
 
