@@ -48,7 +48,7 @@ constexpr size_t  SORT_MAX = 1024;  /* Longer candidate lists stay unsorted: nob
 
 inline int32_t num_blocks(int32_t n) { return (n + BLOCK - 1) / BLOCK; }
 
-/* Reads 16 floats at `x`; memcpy because a row need not be aligned. */
+/* Reads LANES floats at `x`; memcpy because a row need not be aligned. */
 __attribute__((always_inline)) inline void load(floats & to, const float * x) { std::memcpy(&to, x, sizeof to); }
 
 /* Like load(), for a row's last lanes: what is missing reads as `rest`. */
@@ -60,7 +60,7 @@ inline void load_tail(floats & to, const float * x, int32_t n, float rest) {
     load(to, lanes);
 }
 
-/* One logit of `x` starting lane `at` of a row of n: whole vectors fast, the tail slowly. */
+/* Reads at x[at] of a row of n: whole vectors fast, the tail slowly. */
 __attribute__((always_inline)) inline void load_at(floats & to, const float * x, int32_t at, int32_t n, float rest) {
     if (at + LANES <= n) {
         load(to, x + at);
