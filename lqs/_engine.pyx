@@ -66,8 +66,9 @@ class GrammarError(ValueError):
     """A grammar that cannot be enforced; the client's fault."""
 
 
-include "engine/sampling.pxi"
 include "engine/text.pxi"
+include "engine/model.pxi"
+include "engine/sampling.pxi"
 
 
 cdef enum Phase:
@@ -201,7 +202,6 @@ cdef struct WorkerData:
     WorkerStats stats
 
 
-include "engine/model.pxi"
 include "engine/prefix.pxi"
 include "engine/step.pxi"
 include "engine/worker.pxi"

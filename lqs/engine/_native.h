@@ -81,7 +81,7 @@ static void lqs_on_abort(const char * message) {
     if (lqs_thread_worker != nullptr && lqs_death_handler != nullptr) {
         lqs_death_handler(lqs_thread_worker, message);
     } else {
-        lqs_say("lqs: ggml gave up on a helper thread: ");
+        lqs_say("lqs: ggml gave up on a thread that is no worker's: ");
         lqs_say(message);
         lqs_say("\n");
     }
@@ -175,13 +175,13 @@ static inline int32_t lqs_detokenize(const struct llama_vocab * vocab, const lla
 }
 
 /* Fills `params` from what the worker decides; the rest stays as llama.cpp has it. */
-static inline struct llama_context_params lqs_context_params(uint32_t n_ctx, uint32_t n_batch, uint32_t n_seq,
+static inline struct llama_context_params lqs_context_params(uint32_t n_ctx, uint32_t n_batch, uint32_t n_ubatch, uint32_t n_seq,
                                                              uint32_t n_outputs, int32_t threads, bool unified, int flash,
                                                              bool swa_full) {
     struct llama_context_params params = llama_context_default_params();
     params.n_ctx           = n_ctx;
     params.n_batch         = n_batch;
-    params.n_ubatch        = n_batch;
+    params.n_ubatch        = n_ubatch;
     params.n_seq_max       = n_seq;
     params.n_outputs_max   = n_outputs;
     params.n_threads       = threads;

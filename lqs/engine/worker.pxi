@@ -1,6 +1,10 @@
 # The Python face of a worker: requests, the thread's body, opening and closing.
 
-GRAMMAR_BYTES_MAX = 65536
+# llama.cpp's CPU attention has another kernel for 64 and more tokens at once
+# (GGML_FA_TILE_Q), whose sums round differently. Below that a token's logits do not depend
+# on how many others share its step, so a text does not either; it costs nothing on a CPU.
+CPU_UBATCH_MAX = 48
+
 LOGPROBS_MAX = 20
 
 
@@ -60,17 +64,12 @@ cdef class Completion(Work):
         return self._work.max_tokens
 
 
-def parse_grammar(Model model not None, str gbnf not None) -> Grammar:
-    """A grammar for a model's vocabulary. Raises GrammarError with what is wrong."""
-    model._require()
-    return Grammar.parse(model._vocab, model, gbnf)
-
-
 @cython.final
 cdef class Worker:
     """One device slot: a llama.cpp context and the thread that steps it.
 
-    `open` and `close` belong to the thread that builds the server; between them `run` is
+    `open` and `close` belong to the thread that builds the server (give `open` a thread of its
+    own: an assert of llama.cpp in there parks it for good); between them `run` is
     the body of the worker thread and owns everything; `stop`, `snapshot` and `state` may
     be called from anywhere.
 
@@ -78,6 +77,7 @@ cdef class Worker:
         n_ctx: KV cells of the whole context (padded to 256 by llama.cpp).
         n_seq: requests that run at once, 1..256.
         n_batch: tokens of one step at most.
+        n_ubatch: of these, tokens that are computed at once; see CPU_UBATCH_MAX.
         threads: threads of a CPU device slot.
         kv_unified: one budget for all sequences; False gives each n_ctx / n_seq cells.
         num_cached: finished sequences kept as prefix cache beside the running ones.
@@ -88,6 +88,7 @@ cdef class Worker:
     cdef readonly int32_t n_ctx
     cdef readonly int32_t n_seq
     cdef readonly int32_t n_batch
+    cdef readonly int32_t n_ubatch
     cdef readonly int32_t threads
     cdef readonly dict calibration
     cdef bint _unified
@@ -96,21 +97,22 @@ cdef class Worker:
     cdef int32_t _num_cached
 
     def __cinit__(self, Scheduler scheduler not None, uint32_t slot, Model model not None, *, int32_t n_ctx,
-                  int32_t n_seq, int32_t n_batch=512, int32_t threads=1, bint kv_unified=True, bint prefix_cache=True,
+                  int32_t n_seq, int32_t n_batch=512, int32_t n_ubatch=CPU_UBATCH_MAX, int32_t threads=1, bint kv_unified=True, bint prefix_cache=True,
                   int flash_attn=-1, int32_t num_cached=32):
         memset(&self._w, 0, sizeof(WorkerData))
         if not 1 <= n_seq <= 256:
             raise ValueError(f"n_seq is {n_seq}; llama.cpp takes 1 to 256 sequences in a context")
         if n_batch < n_seq or n_batch < 1:
             raise ValueError(f"n_batch is {n_batch}; it must hold one token of each of the {n_seq} sequences")
-        if n_ctx < 1 or threads < 1:
-            raise ValueError("n_ctx and threads must be at least 1")
+        if n_ctx < 1 or threads < 1 or n_ubatch < 1:
+            raise ValueError("n_ctx, n_ubatch and threads must be at least 1")
         model._require()
         self._scheduler = scheduler
         self._model = model
         self.n_ctx = n_ctx
         self.n_seq = n_seq
         self.n_batch = n_batch
+        self.n_ubatch = min(n_ubatch, n_batch)
         self.threads = threads
         self.calibration = {}
         self._unified = kv_unified
@@ -135,10 +137,14 @@ cdef class Worker:
         self._model._require()
         if not self._model.has_decoder:
             raise EngineError(f"{self._model.path} is not a model that generates text token by token")
-        params = lqs_context_params(self.n_ctx, self.n_batch, num_ids, self.n_seq, self.threads, self._unified,
+        # llama.cpp plans for one output of each sequence id, cached ones too.
+        params = lqs_context_params(self.n_ctx, self.n_batch, self.n_ubatch, num_ids, num_ids, self.threads, self._unified,
                                     self._flash, False)
         with nogil:
+            # An assert in here kills this device slot, not the process; it parks this thread.
+            lqs_bind_worker(&self._w)
             ctx = lqs_open_context(self._model._model, params)
+            lqs_bind_worker(NULL)
         if ctx == NULL:
             raise EngineError(
                 f"a context of {self.n_ctx} tokens for {self.n_seq} sequences could not be made; try a smaller ctx"
@@ -202,11 +208,13 @@ cdef class Worker:
             w.batch.seq_id[i][0] = i % num_seqs
             w.batch.logits[i] = i >= num_tokens - num_seqs
         with nogil:
+            lqs_bind_worker(w)
             began = lqs_now_ns()
             rc = lqs_decode(w.ctx, w.batch)
             llama_synchronize(w.ctx)
             began = lqs_now_ns() - began
             lqs_memory_clear(w.ctx)
+            lqs_bind_worker(NULL)
         if rc != 0:
             raise EngineError(f"the warm-up of {num_tokens} tokens failed with code {rc}; try a smaller ctx or batch")
         return began

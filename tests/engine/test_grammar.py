@@ -1,23 +1,15 @@
-"""Grammars over a real vocabulary: what they allow is drawn, what they do not is not.
-
-The vocabulary is that of the model file named by LQS_TEST_MODEL.
-"""
-
-import os
+"""Grammars over a real vocabulary: what they allow is drawn, what they do not is not."""
 
 import numpy as np
 import pytest
-from lqs._engine import Grammar, GrammarError, Model, SamplerProbe
+from lqs._engine import Grammar, GrammarError, SamplerProbe
 
 OK, NO_CANDIDATE, GRAMMAR = 0, 2, 3
 
 
 @pytest.fixture(scope="module")
-def model():
-    path = os.environ.get("LQS_TEST_MODEL")
-    if path is None:
-        pytest.skip("LQS_TEST_MODEL names no model file")
-    return Model(path)
+def model(default_model):
+    return default_model
 
 
 def write(model, grammar: Grammar, seed: int = 0, **options) -> str:
