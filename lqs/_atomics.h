@@ -89,4 +89,10 @@ static inline void bump(uint64_t *counter, int64_t by)
     __atomic_store_n(counter, *counter + (uint64_t)by, __ATOMIC_RELAXED);
 }
 
+/* Only a hint: the line will be wanted soon. */
+static inline void prefetch(const void *address)
+{
+    __builtin_prefetch(address);
+}
+
 #endif

@@ -19,8 +19,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
-from posix.time cimport timespec
-from posix.unistd cimport read, write
+from posix.unistd cimport write
 
 
 cdef extern from "_atomics.h" nogil:
@@ -40,14 +39,7 @@ cdef extern from "_atomics.h" nogil:
     void store_release32(uint32_t* word, uint32_t value)
     uint32_t exchange32(uint32_t* word, uint32_t value)
     void bump(uint64_t* counter, int64_t by)
-
-cdef extern from "<poll.h>" nogil:
-    cdef struct pollfd:
-        int fd
-        short events
-        short revents
-    int ppoll(pollfd* fds, unsigned long num_fds, const timespec* timeout, const void* sigmask)
-    const short POLLIN
+    void prefetch(const void* address)
 
 
 # --- messages ---------------------------------------------------------------------------
@@ -56,7 +48,6 @@ cdef extern from "<poll.h>" nogil:
 cdef enum Op:
     OP_SUBMIT = 1       # loop -> scheduler: a request, its entry is filled
     OP_CANCEL = 2       # loop -> scheduler: the entry's cancel flag is up
-    OP_START = 3        # scheduler -> worker: entry.attempt is a fresh attempt
     OP_FINISHED = 4     # worker -> scheduler: attempt.finish is set; the worker's last word
     OP_OUTPUT = 6       # worker -> loop: look at the attempt
     OP_STARTED = 7      # scheduler -> loop: it left the queue for a device slot
@@ -102,19 +93,29 @@ cdef inline uint32_t generation_of(uint64_t cell) noexcept nogil:
 
 # --- waking -----------------------------------------------------------------------------
 
-# Sleeping on an eventfd without losing a wake-up, and without a write while the other
-# side is awake. `signalled` says that the sleeper needs no write: it is awake, or one is
-# under way.
+# Sleeping on an eventfd without losing a wake-up, and without a write while the sleeper is
+# awake anyway. `signalled` is exchanged by both sides:
 #
-#     waker     push; exchange(signalled, 1); write if that was 0
-#     sleeper   exchange(signalled, 0); look at the rings; if empty: poll, read
+#     ASLEEP   a wake must write
+#     AWAKE    nobody has called since it awoke
+#     CALLED   somebody has, or a write is under way: a wake need not write
 #
-# Both exchange the same word, so one comes first. If the waker's does, the sleeper's
-# acquires what it released, the push among it: the look finds the message. If the
-# sleeper's does, the waker finds 0 and writes: the poll returns. There is no third way.
+#     waker     push or set what it is about; exchange(CALLED); write if that was ASLEEP
+#     sleeper   look at everything; exchange(ASLEEP); if that was CALLED, look again,
+#               else poll the eventfd
+#
+# The two exchanges have an order. If the waker's comes first, the sleeper's finds CALLED
+# and acquires what was released before, so it does not sleep and its next look finds it.
+# If the sleeper's comes first, the waker's finds ASLEEP and writes, and the poll returns.
+# There is no third way, whatever the call is about: a message, room in a buffer, the end.
+cdef enum Sleep:
+    ASLEEP = 0
+    AWAKE = 1
+    CALLED = 2
+
 cdef struct Waker:
     int fd
-    uint32_t signalled      # atomic
+    uint32_t signalled      # atomic Sleep
 
 cdef int waker_init(Waker* waker) noexcept nogil        # 0, or -1 with errno
 cdef void waker_free(Waker* waker) noexcept nogil
@@ -122,23 +123,15 @@ cdef void waker_free(Waker* waker) noexcept nogil
 # True when it wrote to the eventfd.
 cdef inline bint wake(Waker* waker) noexcept nogil:
     cdef uint64_t one = 1
-    # Release: what was pushed before. Acquire: pairs with the sleeper's exchange to 0.
-    if exchange32(&waker.signalled, 1):
+    # Release: what was pushed or set before. Pairs with the sleeper's exchange.
+    if exchange32(&waker.signalled, CALLED) != ASLEEP:
         return False
     write(waker.fd, &one, sizeof(one))
     return True
 
-# The sleeper is about to sleep; it must look at its rings once more after this, and then
-# either call wait_on or stay_awake.
-cdef inline void doze(Waker* waker) noexcept nogil:
-    exchange32(&waker.signalled, 0)
-
-cdef inline void stay_awake(Waker* waker) noexcept nogil:
-    exchange32(&waker.signalled, 1)
-
-# Sleep until woken or until `timeout_ns` has passed (below 0: for ever); True: woken. A
-# wake that came too late for the last sleep may end this one early.
-cdef bint wait_on(Waker* waker, int64_t timeout_ns) noexcept nogil
+# Sleep until called or until `timeout_ns` has passed (below 0: no limit); at once if there
+# was a call since it last awoke. False: the time has passed. May return True early.
+cdef bint sleep_on(Waker* waker, int64_t timeout_ns) noexcept nogil
 
 
 # --- the ring ---------------------------------------------------------------------------
@@ -259,13 +252,18 @@ cdef bint out_write(OutBuffer* out, uint8_t kind, uint16_t num_tokens, const cha
 # declared dead, still has its own attempt to write into, and nobody looks at it: the
 # attempts of a dead device slot are kept until the process ends.
 cdef struct Attempt:
-    # Written by the scheduler before OP_START, constant afterwards.
+    # Written by the scheduler before it is dispatched, constant afterwards.
     uint64_t handle
     uint32_t epoch              # counts the dispatches of this request
     uint32_t slot
     int64_t started_ns
     int64_t queue_ns            # how long it waited
-    char pad_shared[32]
+    void* work                  # the engine's
+    int64_t stop_ns             # end it then with FINISH_TIMEOUT; 0: never
+    uint32_t key
+    uint32_t num_prompt_tokens
+    uint32_t max_tokens
+    uint32_t unused
     # Worker and loop.
     uint32_t notified           # atomic, exchanged: a cell for this is in the event ring
     uint32_t starved            # atomic: the worker waits for room in `out`
@@ -304,17 +302,18 @@ cdef struct Entry:
     uint8_t level
     uint8_t lane
     # --- the second line
-    void* work                  # the engine's; its owner is kept alive until settled
+    void* work                  # the engine's
     uint32_t cancel             # atomic; set by the loop
     # The scheduler's.
     uint32_t state              # atomic State
-    Attempt* attempt            # set before OP_START
+    Attempt* attempt            # set before it is dispatched
     uint32_t epoch
     uint32_t rank               # how many came to its level before it; wraps
     uint32_t older, younger     # neighbours in the level's order of arrival
     uint32_t before, behind     # neighbours in its key's FIFO; `behind` links free entries
-    uint32_t places[2]          # in the heaps of deadlines and of expiry, or NOWHERE
-    uint32_t unused[2]
+    # The loop's own: Python objects that it keeps alive until settled.
+    void* sink
+    void* owner                 # of `work`
 
 cdef class Work:
     """What a worker needs to know about a request; the engine derives from it."""
@@ -328,7 +327,7 @@ cdef enum:
 
 # One model on one device. The pads keep what three threads write apart.
 cdef struct DeviceSlot:
-    Ring dispatch           # scheduler -> worker; as large as num_sequences
+    Ring dispatch           # scheduler -> worker, Attempt*; as large as num_sequences
     Ring feedback           # worker -> scheduler; as large as num_sequences
     Ring events             # worker -> loop; as large as the table
     Waker waker             # the worker sleeps on it
@@ -364,31 +363,30 @@ cdef struct SchedulerState:
 #
 # A step of a worker, in these words:
 #
-#     while next_start(s, slot, &handle): attempt_of(s, handle) ...    take new work
+#     while (attempt := next_attempt(s, slot)) != NULL: ...            take new work
 #     emit_output(s, attempt, ...)                                     any number of times
 #     finish_request(s, attempt, finish)                               once per attempt
 #     wake_loop(s); wake_scheduler(s)                                  once per step, if told
 #     if nothing runs: worker_sleep(s, slot, timeout_ns)
 
-# The next request to start on this device slot. False: none.
-cdef inline bint next_start(SchedulerState* s, uint32_t slot, uint64_t* handle) noexcept nogil:
+# The next attempt to start on this device slot, or NULL. It is the worker's until it calls
+# finish_request, and stays whole even if the device slot is declared dead meanwhile.
+cdef inline Attempt* next_attempt(SchedulerState* s, uint32_t slot) noexcept nogil:
     cdef uint64_t cell
     if not ring_try_pop(&s.slots[slot].dispatch, &cell):
-        return False
-    handle[0] = handle_of(cell)
-    return True
+        return NULL
+    return <Attempt*> <size_t> cell
 
-# Copy what you need from it at the start: once a device slot is dead, its entries go to
-# other requests.
+# What was submitted. Once a device slot is dead its entries go to other requests: a worker
+# reads only the cancel flag here, and the attempt for the rest.
 cdef inline Entry* entry_of(SchedulerState* s, uint64_t handle) noexcept nogil:
     return &s.table[index_of(handle)]
 
-# The attempt that OP_START came with. Keep the pointer: it is yours until finish_request.
-cdef inline Attempt* attempt_of(SchedulerState* s, uint64_t handle) noexcept nogil:
-    return entry_of(s, handle).attempt
-
 cdef inline bint is_cancelled(const Entry* entry) noexcept nogil:
     return load_relaxed32(&entry.cancel) != 0
+
+cdef inline bint wants_end(SchedulerState* s, const Attempt* attempt) noexcept nogil:
+    return is_cancelled(entry_of(s, attempt.handle))
 
 # Leave word in the event ring, unless one still lies there.
 cdef inline void announce(SchedulerState* s, Attempt* attempt) noexcept nogil:
@@ -442,16 +440,12 @@ cdef inline void report_dead(SchedulerState* s, uint32_t slot) noexcept nogil:
 cdef inline bint is_dead(SchedulerState* s, uint32_t slot) noexcept nogil:
     return load_acquire32(&s.slots[slot].dead) != 0
 
-# Sleep until there is something in the dispatch ring, someone wakes this worker, or the
-# time has passed (below 0: no limit). False: it has passed.
+# Sleep until someone wakes this worker (for a start, a cancel, room in an out-buffer, the
+# end), or the time has passed (below 0: no limit). False: it has passed. Look at
+# everything before: what came since is not slept over.
 cdef inline bint worker_sleep(SchedulerState* s, uint32_t slot,
                               int64_t timeout_ns) noexcept nogil:
-    cdef DeviceSlot* own = s.slots[slot]
-    doze(&own.waker)
-    if ring_size(&own.dispatch):
-        stay_awake(&own.waker)
-        return True
-    return wait_on(&own.waker, timeout_ns)
+    return sleep_on(&s.slots[slot].waker, timeout_ns)
 
 
 # --- the scheduler's side ---------------------------------------------------------------
@@ -460,19 +454,13 @@ cdef inline bint worker_sleep(SchedulerState* s, uint32_t slot,
 # left over, -1 for never.
 cdef int64_t scheduler_round(SchedulerState* s, int64_t now_ns) noexcept nogil
 
-# Sleep until a ring has something for the scheduler, someone wakes it, or the time has
-# passed (below 0: no limit). False: it has passed.
-cdef bint scheduler_sleep(SchedulerState* s, int64_t timeout_ns) noexcept nogil
+# As worker_sleep, for the scheduler's thread.
+cdef inline bint scheduler_sleep(SchedulerState* s, int64_t timeout_ns) noexcept nogil:
+    return sleep_on(&s.waker, timeout_ns)
 
-
-# Python's half of an entry: what the loop keeps alive until it is settled.
-cdef struct Owned:
-    void* sink
-    void* work
 
 cdef class Scheduler:
     cdef SchedulerState* state
-    cdef Owned* owned
     # The loop's own.
     cdef uint32_t free_head         # entries that were used and are free, by `behind`
     cdef uint32_t num_touched       # entries from here on were never used

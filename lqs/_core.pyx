@@ -18,8 +18,10 @@ cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.stdlib cimport calloc, free
 from libc.string cimport memset
+from posix.time cimport timespec
+from posix.unistd cimport close, read
 
 include "core/rings.pxi"
 include "core/backlog.pxi"

@@ -21,8 +21,6 @@
 # --- a heap of times --------------------------------------------------------------------
 
 cdef enum:
-    BY_DEADLINE = 0         # Entry.places[...]
-    BY_EXPIRY = 1
     HEAP_CAPACITY_MIN = 16
 
 cdef struct Timed:
@@ -30,15 +28,18 @@ cdef struct Timed:
     uint32_t index
     uint32_t unused
 
-# A 4-ary heap: half as deep as a binary one, and the four children share a cache line. An
-# entry knows its place, so any can be removed. It grows by doubling and halves when it is
-# a quarter full, but never below `capacity_min`.
+# A 4-ary heap: half as deep as a binary one, and laid out so that the four children share
+# a cache line. `places` says for each entry where it stands, so any can be removed; it is
+# an array of its own and not a field of Entry, because a sift writes one for each step and
+# would fetch an entry for it. Grows by doubling, halves when a quarter full, but never
+# below `capacity_min`.
 cdef struct TimeHeap:
-    Timed* nodes
+    Timed* nodes            # begins 48 bytes into a line: nodes[1] to [4] share the next
+    char* memory
+    uint32_t* places        # by entry, or NOWHERE; the owner's
     uint32_t size
     uint32_t capacity
     uint32_t capacity_min
-    uint32_t which          # BY_DEADLINE or BY_EXPIRY
 
 
 cdef inline bint is_sooner(const Entry* table, const Timed* a, const Timed* b) noexcept nogil:
@@ -47,10 +48,9 @@ cdef inline bint is_sooner(const Entry* table, const Timed* a, const Timed* b) n
     return table[a.index].arrival_no < table[b.index].arrival_no
 
 
-cdef inline void heap_put(TimeHeap* heap, Entry* table, uint32_t place,
-                          Timed node) noexcept nogil:
+cdef inline void heap_put(TimeHeap* heap, uint32_t place, Timed node) noexcept nogil:
     heap.nodes[place] = node
-    table[node.index].places[heap.which] = place
+    heap.places[node.index] = place
 
 
 cdef void heap_sift_up(TimeHeap* heap, Entry* table, uint32_t place, Timed node) noexcept nogil:
@@ -59,9 +59,9 @@ cdef void heap_sift_up(TimeHeap* heap, Entry* table, uint32_t place, Timed node)
         parent = (place - 1) >> 2
         if not is_sooner(table, &node, &heap.nodes[parent]):
             break
-        heap_put(heap, table, place, heap.nodes[parent])
+        heap_put(heap, place, heap.nodes[parent])
         place = parent
-    heap_put(heap, table, place, node)
+    heap_put(heap, place, node)
 
 
 cdef void heap_sift_down(TimeHeap* heap, Entry* table, uint32_t place,
@@ -80,22 +80,23 @@ cdef void heap_sift_down(TimeHeap* heap, Entry* table, uint32_t place,
             child += 1
         if not is_sooner(table, &heap.nodes[best], &node):
             break
-        heap_put(heap, table, place, heap.nodes[best])
+        heap_put(heap, place, heap.nodes[best])
         place = <uint32_t> best
-    heap_put(heap, table, place, node)
+    heap_put(heap, place, node)
 
 
 # False: no memory, nothing changed.
 cdef bint heap_resize(TimeHeap* heap, uint32_t capacity) noexcept nogil:
-    cdef Timed* nodes
-    if capacity == 0:
-        free(heap.nodes)
-        heap.nodes = NULL
-    else:
-        nodes = <Timed*> realloc(heap.nodes, capacity * sizeof(Timed))
-        if nodes == NULL:
+    cdef char* memory = NULL
+    if capacity:
+        memory = <char*> new_lines(capacity * sizeof(Timed) + 48)
+        if memory == NULL:
             return False
-        heap.nodes = nodes
+        if heap.size:
+            memcpy(memory + 48, heap.nodes, heap.size * sizeof(Timed))
+    free(heap.memory)
+    heap.memory = memory
+    heap.nodes = <Timed*> (memory + 48) if capacity else NULL
     heap.capacity = capacity
     return True
 
@@ -114,12 +115,20 @@ cdef bint heap_push(TimeHeap* heap, Entry* table, uint32_t index, int64_t time) 
     return True
 
 
+# One place per entry, all NOWHERE; NULL: no memory.
+cdef uint32_t* new_places(uint32_t capacity) noexcept nogil:
+    cdef uint32_t* places = <uint32_t*> new_lines(capacity * sizeof(uint32_t))
+    if places != NULL:
+        memset(places, 0xFF, capacity * sizeof(uint32_t))
+    return places
+
+
 # Take the entry out; it must be in.
 cdef void heap_remove(TimeHeap* heap, Entry* table, uint32_t index) noexcept nogil:
-    cdef uint32_t place = table[index].places[heap.which]
+    cdef uint32_t place = heap.places[index]
     cdef Timed last
     lqs_assert(place < heap.size and heap.nodes[place].index == index)
-    table[index].places[heap.which] = NOWHERE
+    heap.places[index] = NOWHERE
     heap.size -= 1
     last = heap.nodes[heap.size]
     if place < heap.size:
@@ -129,7 +138,7 @@ cdef void heap_remove(TimeHeap* heap, Entry* table, uint32_t index) noexcept nog
             heap_sift_down(heap, table, place, last)
     if heap.size < heap.capacity >> 2 and heap.capacity > heap.capacity_min:
         heap_resize(heap, max(heap.capacity_min, heap.capacity >> 1))
-    if heap.size == 0 and heap.capacity_min == 0:
+    elif heap.size == 0 and heap.capacity_min == 0:
         heap_resize(heap, 0)
 
 
@@ -160,6 +169,7 @@ cdef struct Level:
 
 cdef struct BacklogState:
     Entry* table            # the caller's
+    uint32_t* places        # of each entry in its key's heap of deadlines, or NOWHERE
     Level* levels           # lane-major
     int64_t* key_units      # virtual tokens per token
     uint32_t num_lanes
@@ -184,8 +194,8 @@ cdef inline Level* level_of(BacklogState* b, uint32_t lane, uint32_t level) noex
     return &b.levels[lane * b.num_levels + level]
 
 
-cdef int backlog_init(BacklogState* b, Entry* table, uint32_t num_lanes, uint32_t num_levels,
-                      uint32_t num_keys) noexcept nogil:
+cdef int backlog_init(BacklogState* b, Entry* table, uint32_t capacity, uint32_t num_lanes,
+                      uint32_t num_levels, uint32_t num_keys) noexcept nogil:
     cdef uint32_t i, k
     memset(b, 0, sizeof(BacklogState))
     b.table = table
@@ -195,7 +205,8 @@ cdef int backlog_init(BacklogState* b, Entry* table, uint32_t num_lanes, uint32_
     b.aged_every = 1
     b.key_units = <int64_t*> calloc(num_keys, sizeof(int64_t))
     b.levels = <Level*> calloc(num_lanes * num_levels, sizeof(Level))
-    if b.levels == NULL or b.key_units == NULL:
+    b.places = new_places(capacity)
+    if b.levels == NULL or b.key_units == NULL or b.places == NULL:
         return -1
     for k in range(num_keys):
         b.key_units[k] = TOKEN_UNIT
@@ -211,6 +222,7 @@ cdef int backlog_init(BacklogState* b, Entry* table, uint32_t num_lanes, uint32_
         for k in range(num_keys):
             b.levels[i].queues[k].head = b.levels[i].queues[k].tail = NOWHERE
             b.levels[i].queues[k].place = NOWHERE
+            b.levels[i].queues[k].deadlines.places = b.places
     return 0
 
 
@@ -220,11 +232,13 @@ cdef void backlog_free(BacklogState* b) noexcept nogil:
         for i in range(b.num_lanes * b.num_levels):
             if b.levels[i].queues != NULL:
                 for k in range(b.num_keys):
-                    free(b.levels[i].queues[k].deadlines.nodes)
+                    free(b.levels[i].queues[k].deadlines.memory)
             free(b.levels[i].queues)
             free(b.levels[i].keys)
     free(b.levels)
     free(b.key_units)
+    free(b.places)
+    b.places = NULL
     b.levels = NULL
     b.key_units = NULL
 
@@ -336,10 +350,20 @@ cdef inline void age_append(Entry* table, Level* level, uint32_t index) noexcept
     level.youngest = index
 
 
+# With many waiting, the next of a level is in no cache when its turn comes, unless it was
+# asked for a turn ahead.
+cdef inline void prefetch_entry(Entry* table, uint32_t index) noexcept nogil:
+    if index != NOWHERE:
+        prefetch(&table[index])
+        prefetch(&table[index].work)
+
+
 cdef inline void age_unlink(Entry* table, Level* level, uint32_t index) noexcept nogil:
     cdef Entry* entry = &table[index]
     if entry.older == NOWHERE:
         level.oldest = entry.younger
+        if level.oldest != NOWHERE:
+            prefetch_entry(table, table[level.oldest].younger)
     else:
         table[entry.older].younger = entry.younger
     if entry.younger == NOWHERE:
@@ -353,7 +377,6 @@ cdef void backlog_push(BacklogState* b, uint32_t index) noexcept nogil:
     cdef Entry* entry = &b.table[index]
     cdef Level* level = level_of(b, entry.lane, entry.level)
     cdef KeyQueue* queue = &level.queues[entry.key]
-    entry.places[BY_DEADLINE] = NOWHERE
     age_append(b.table, level, index)
     if entry.deadline_ns == 0 or not heap_push(&queue.deadlines, b.table, index,
                                                entry.deadline_ns):
@@ -370,7 +393,7 @@ cdef void backlog_remove(BacklogState* b, uint32_t index) noexcept nogil:
     cdef Level* level = level_of(b, entry.lane, entry.level)
     cdef KeyQueue* queue = &level.queues[entry.key]
     age_unlink(b.table, level, index)
-    if entry.places[BY_DEADLINE] != NOWHERE:
+    if b.places[index] != NOWHERE:
         heap_remove(&queue.deadlines, b.table, index)
     else:
         fifo_unlink(b.table, queue, index)

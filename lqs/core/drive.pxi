@@ -116,7 +116,7 @@ def _wake_many(Scheduler scheduler not None, uint64_t n):
     cdef uint64_t done = 0, waited = 0
     with nogil:
         while done < n and waited < PATIENCE:
-            if ring_try_push(&s.slots[0].dispatch, message(OP_START, done)):
+            if ring_try_push(&s.slots[0].dispatch, done + 1):
                 wake_worker(s, 0)
                 done += 1
                 waited = 0
@@ -132,11 +132,11 @@ def _sleep_many(Scheduler scheduler not None, uint64_t n):
     It stops short when it sleeps out its time: then a wake was lost.
     """
     cdef SchedulerState* s = scheduler.state
-    cdef uint64_t done = 0, handle
+    cdef uint64_t done = 0, cell
     with nogil:
         while done < n:
-            if next_start(s, 0, &handle):
-                if handle != done:
+            if ring_try_pop(&s.slots[0].dispatch, &cell):
+                if cell != done + 1:
                     break
                 done += 1
             elif not worker_sleep(s, 0, SLEEP_NS_MAX):
@@ -210,20 +210,25 @@ cdef class _Drive:
     def decide(self, uint64_t n, int64_t now_ns):
         """n times: end what runs, and a round, which starts the next; how many starts."""
         cdef SchedulerState* s = self.scheduler.state
-        cdef uint64_t handle, num_starts = 0
+        cdef uint64_t num_starts = 0
+        cdef Attempt* attempt
         with nogil:
             for _ in range(n):
-                while next_start(s, self.slot, &handle):
-                    finish_request(s, attempt_of(s, handle), FINISH_STOP)
+                attempt = next_attempt(s, self.slot)
+                while attempt != NULL:
+                    finish_request(s, attempt, FINISH_STOP)
                     num_starts += 1
+                    attempt = next_attempt(s, self.slot)
                 scheduler_round(s, now_ns)
         return num_starts
 
     cdef void take_starts(self) noexcept nogil:
-        cdef uint64_t handle
-        while self.num_running < DRIVEN_MAX and next_start(self.scheduler.state, self.slot,
-                                                           &handle):
-            self.running[self.num_running] = attempt_of(self.scheduler.state, handle)
+        cdef Attempt* attempt
+        while self.num_running < DRIVEN_MAX:
+            attempt = next_attempt(self.scheduler.state, self.slot)
+            if attempt == NULL:
+                break
+            self.running[self.num_running] = attempt
             self.num_running += 1
 
     # One step; False: nothing could be done.
@@ -254,7 +259,7 @@ cdef class _Drive:
     # End an attempt that has all its tokens, or whose client has left.
     cdef bint is_over(self, Attempt* attempt, uint32_t num_tokens) noexcept nogil:
         cdef SchedulerState* s = self.scheduler.state
-        if is_cancelled(entry_of(s, attempt.handle)):
+        if wants_end(s, attempt):
             finish_request(s, attempt, FINISH_CANCELLED)
         elif attempt.num_completion_tokens >= num_tokens:
             finish_request(s, attempt, FINISH_LENGTH)

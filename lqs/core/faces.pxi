@@ -156,9 +156,9 @@ cdef class Backlog:
         check_shape(num_lanes, num_levels, num_keys, aging_step_ns, aged_every)
         if not 1 <= capacity < NOWHERE:
             raise ValueError("capacity must be between 1 and 2**32 - 2")
-        self.table = <Entry*> calloc(capacity, sizeof(Entry))
-        if self.table == NULL or backlog_init(&self.backlog, self.table, num_lanes, num_levels,
-                                              num_keys):
+        self.table = <Entry*> new_lines(capacity * sizeof(Entry))
+        if self.table == NULL or backlog_init(&self.backlog, self.table, capacity, num_lanes,
+                                              num_levels, num_keys):
             raise MemoryError
         self.capacity = capacity
         self.backlog.aging_step_ns = aging_step_ns

@@ -5,10 +5,16 @@ cdef extern from "<sys/eventfd.h>" nogil:
     const int EFD_CLOEXEC
     const int EFD_NONBLOCK
 
+cdef extern from "<poll.h>" nogil:
+    cdef struct pollfd:
+        int fd
+        short events
+        short revents
+    int ppoll(pollfd* fds, unsigned long num_fds, const timespec* timeout, const void* sigmask)
+    const short POLLIN
+
 cdef extern from "<stdlib.h>" nogil:
     void* aligned_alloc(size_t alignment, size_t size)
-
-from posix.unistd cimport close
 
 
 # Zeroed memory that begins a cache line, so that the pads in the structs mean what they
@@ -22,7 +28,7 @@ cdef void* new_lines(size_t num_bytes) noexcept nogil:
 
 
 cdef int waker_init(Waker* waker) noexcept nogil:
-    waker.signalled = 1
+    waker.signalled = AWAKE
     waker.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
     return 0 if waker.fd >= 0 else -1
 
@@ -33,21 +39,30 @@ cdef void waker_free(Waker* waker) noexcept nogil:
     waker.fd = -1
 
 
-cdef bint wait_on(Waker* waker, int64_t timeout_ns) noexcept nogil:
+# True: the eventfd was written to.
+cdef bint wait_for_write(int fd, int64_t timeout_ns) noexcept nogil:
     cdef pollfd poller
     cdef timespec timeout
     cdef uint64_t count
-    cdef bint is_woken
-    poller.fd = waker.fd
+    poller.fd = fd
     poller.events = POLLIN
     poller.revents = 0
     timeout.tv_sec = timeout_ns // 1_000_000_000
     timeout.tv_nsec = timeout_ns % 1_000_000_000
-    is_woken = ppoll(&poller, 1, NULL if timeout_ns < 0 else &timeout, NULL) > 0
-    if is_woken:
-        read(waker.fd, &count, sizeof(count))
-    stay_awake(waker)
-    return is_woken
+    if ppoll(&poller, 1, NULL if timeout_ns < 0 else &timeout, NULL) <= 0:
+        return False
+    read(fd, &count, sizeof(count))
+    return True
+
+
+cdef bint sleep_on(Waker* waker, int64_t timeout_ns) noexcept nogil:
+    cdef bint is_called = exchange32(&waker.signalled, ASLEEP) == CALLED
+    if not is_called:
+        is_called = wait_for_write(waker.fd, timeout_ns)
+    # A call that comes before this exchange is answered by it: its push is acquired here,
+    # and the caller looks at everything next. Its write may end a later sleep early.
+    exchange32(&waker.signalled, AWAKE)
+    return is_called
 
 
 cdef int ring_init(Ring* ring, uint64_t capacity) noexcept nogil:

@@ -81,7 +81,7 @@ cdef void leave_backlog(SchedulerState* s, uint32_t index, int64_t now_ns) noexc
     cdef Entry* entry = &s.table[index]
     cdef LevelBook* book = &books.levels[entry.level]
     cdef int64_t steps
-    if entry.places[BY_EXPIRY] != NOWHERE:
+    if books.expiry.places[index] != NOWHERE:
         heap_remove(&books.expiry, s.table, index)
     if books.backlog.aging_step_ns > 0 and now_ns > entry.arrival_ns:
         steps = (now_ns - entry.arrival_ns) // books.backlog.aging_step_ns
@@ -170,6 +170,11 @@ cdef bint start(SchedulerState* s, Choice choice, uint32_t slot, int64_t now_ns)
     attempt.slot = slot
     attempt.started_ns = now_ns
     attempt.queue_ns = now_ns - entry.arrival_ns
+    attempt.work = entry.work
+    attempt.stop_ns = entry.stop_ns
+    attempt.key = entry.key
+    attempt.num_prompt_tokens = entry.num_prompt_tokens
+    attempt.max_tokens = entry.max_tokens
     entry.attempt = attempt
     store_relaxed32(&entry.state, RUNNING)
     bump(&book.num_started, 1)
@@ -177,8 +182,10 @@ cdef bint start(SchedulerState* s, Choice choice, uint32_t slot, int64_t now_ns)
     bump(&book.wait_ns_sum, max(<int64_t> 0, attempt.queue_ns))
     bump(&books.num_running, 1)
     tell_loop(s, OP_STARTED, choice.index)
-    # Cannot be full: as many places as sequences, and the ledger counted this one.
-    ring_try_push(&s.slots[slot].dispatch, message(OP_START, attempt.handle))
+    # Cannot be full of a worker that takes before it finishes: as many places as sequences,
+    # and the ledger counted this one.
+    if not ring_try_push(&s.slots[slot].dispatch, <uint64_t> <size_t> attempt):
+        bump(&books.num_broken, 1)
     s.slots[slot].has_starts = True
     return True
 
@@ -248,7 +255,6 @@ cdef void enqueue(SchedulerState* s, uint32_t index) noexcept nogil:
     cdef Entry* entry = &s.table[index]
     cdef LevelBook* book = &books.levels[entry.level]
     entry.epoch = 0
-    entry.places[BY_EXPIRY] = NOWHERE
     entry.rank = <uint32_t> book.num_enqueued
     bump(&book.num_enqueued, 1)
     bump(&book.num_waiting, 1)
@@ -396,23 +402,3 @@ cdef int64_t scheduler_round(SchedulerState* s, int64_t now_ns) noexcept nogil:
     if has_more:
         return now_ns
     return books.expiry.nodes[0].time if books.expiry.size else -1
-
-
-# Whether a round would find a message, or a death it has not seen.
-cdef bint has_messages(SchedulerState* s) noexcept nogil:
-    cdef uint32_t i
-    if ring_size(&s.submit):
-        return True
-    for i in range(s.num_slots):
-        if not s.slots[i].buried and (ring_size(&s.slots[i].feedback)
-                                      or load_acquire32(&s.slots[i].dead)):
-            return True
-    return False
-
-
-cdef bint scheduler_sleep(SchedulerState* s, int64_t timeout_ns) noexcept nogil:
-    doze(&s.waker)
-    if has_messages(s):
-        stay_awake(&s.waker)
-        return True
-    return wait_on(&s.waker, timeout_ns)

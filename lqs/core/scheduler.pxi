@@ -81,15 +81,20 @@ cdef int state_init(SchedulerState* s, uint32_t capacity) noexcept nogil:
     if (s.table == NULL or ring_init(&s.submit, 3 * <uint64_t> capacity)
             or ring_init(&s.events, 2 * <uint64_t> capacity)):
         return -1
-    return waker_init(&s.waker) or waker_init(&s.loop_waker)
+    if waker_init(&s.waker) or waker_init(&s.loop_waker):
+        return -1
+    # The loop does not doze by itself: it counts as asleep from the start.
+    s.loop_waker.signalled = ASLEEP
+    return 0
 
 
 cdef int books_init(Books* books, SchedulerState* s, uint32_t num_lanes, uint32_t num_levels,
                     uint32_t num_keys) noexcept nogil:
     books.sweep_next = s.capacity
-    books.expiry.which = BY_EXPIRY
     books.expiry.capacity_min = s.capacity
-    if (backlog_init(&books.backlog, s.table, num_lanes, num_levels, num_keys)
+    books.expiry.places = new_places(s.capacity)
+    if (books.expiry.places == NULL
+            or backlog_init(&books.backlog, s.table, s.capacity, num_lanes, num_levels, num_keys)
             or ledger_init(&books.ledger, MAX_DEVICE_SLOTS, num_keys)):
         return -1
     return 0 if heap_resize(&books.expiry, s.capacity) else -1
@@ -111,7 +116,8 @@ cdef void state_free(SchedulerState* s) noexcept nogil:
     if books != NULL:
         backlog_free(&books.backlog)
         ledger_free(&books.ledger)
-        free(books.expiry.nodes)
+        free(books.expiry.memory)
+        free(books.expiry.places)
         free(books)
     ring_free(&s.submit)
     ring_free(&s.events)
@@ -148,8 +154,7 @@ cdef class Scheduler:
         self.state.waker.fd = self.state.loop_waker.fd = -1
         books = <Books*> new_lines(sizeof(Books))
         self.state.own = books
-        self.owned = <Owned*> calloc(table_capacity, sizeof(Owned))
-        if (books == NULL or self.owned == NULL or state_init(self.state, table_capacity)
+        if (books == NULL or state_init(self.state, table_capacity)
                 or books_init(books, self.state, num_lanes, len(level_caps), num_keys)):
             raise MemoryError
         self.state.out_buffer_bytes = out_buffer_bytes
@@ -164,20 +169,22 @@ cdef class Scheduler:
     def __dealloc__(self):
         # The threads have stopped, but for parked ones: those may wake up some day, so
         # what a worker can reach is left to them.
-        cdef bint is_parked = self.num_kept != 0
+        cdef bint is_parked = False
         cdef uint32_t i
-        if self.owned != NULL:
-            for i in range(self.num_touched):
-                if self.owned[i].sink != NULL and not is_parked:
-                    free(self.state.table[i].attempt)
-                    Py_DECREF(<object> self.owned[i].work)
-                    Py_DECREF(<object> self.owned[i].sink)
-        free(self.owned)
-        if self.state != NULL:
-            for i in range(self.state.num_slots):
-                is_parked |= is_dead(self.state, i)
-            if not is_parked:
-                state_free(self.state)
+        cdef Entry* entry
+        if self.state == NULL:
+            return
+        for i in range(self.state.num_slots):
+            is_parked |= is_dead(self.state, i)
+        if is_parked:
+            return
+        for i in range(self.num_touched):
+            entry = &self.state.table[i]
+            if entry.sink != NULL:
+                free(entry.attempt)
+                Py_DECREF(<object> entry.owner)
+                Py_DECREF(<object> entry.sink)
+        state_free(self.state)
 
     def add_device_slot(self, *, uint16_t model=0, uint64_t kv_tokens, uint32_t num_sequences,
                         double weight=1.0):
@@ -274,8 +281,8 @@ cdef class Scheduler:
         store_relaxed32(&entry.cancel, 0)
         Py_INCREF(work)
         Py_INCREF(sink)
-        self.owned[index].work = <void*> work
-        self.owned[index].sink = <void*> sink
+        entry.owner = <void*> work
+        entry.sink = <void*> sink
         self.num_arrived += 1
         # Cannot be full: see state_init.
         ring_try_push(&s.submit, message(OP_SUBMIT, self.handle(index)))
@@ -303,7 +310,7 @@ cdef class Scheduler:
     # The entry of a handle that is not settled, or NULL.
     cdef inline Entry* live(self, uint64_t handle) noexcept:
         cdef uint32_t index = index_of(handle)
-        if (index >= self.num_touched or self.owned[index].sink == NULL
+        if (index >= self.num_touched or self.state.table[index].sink == NULL
                 or self.handle(index) != handle):
             return NULL
         return &self.state.table[index]
@@ -340,9 +347,9 @@ cdef class Scheduler:
         cdef uint32_t i
         # Read first, reset second: the other way round, a wake between the two would be
         # read away with its flag left up, and the next one would not be written.
-        if load_relaxed32(&s.loop_waker.signalled):
+        if load_relaxed32(&s.loop_waker.signalled) != ASLEEP:
             read(s.loop_waker.fd, &count, sizeof(count))
-        doze(&s.loop_waker)
+        exchange32(&s.loop_waker.signalled, ASLEEP)
         # Workers before the scheduler, and of the scheduler only what was there before:
         # then every word of a worker about an attempt has been taken when its OP_SETTLED
         # is, and an entry has at most one cell in an event ring.
@@ -371,7 +378,7 @@ cdef class Scheduler:
             num_cells -= 1
             op = op_of(cell)
             index = index_of(cell)
-            sink = <object> self.owned[index].sink
+            sink = <object> self.state.table[index].sink
             attempt = self.state.table[index].attempt
             if op == OP_STARTED:
                 self.tell_started(out, index, attempt)
@@ -389,11 +396,11 @@ cdef class Scheduler:
         # A worker's first word may be read before the scheduler's OP_STARTED.
         if not attempt.told_started:
             attempt.told_started = True
-            out.append((OP_STARTED, <object> self.owned[index].sink, attempt.queue_ns))
+            out.append((OP_STARTED, <object> self.state.table[index].sink, attempt.queue_ns))
 
     # What is new about an attempt.
     cdef int tell(self, list out, uint32_t index, Attempt* attempt) except -1:
-        cdef void* sink = self.owned[index].sink
+        cdef void* sink = self.state.table[index].sink
         cdef uint32_t finish
         self.tell_started(out, index, attempt)
         # Before the reading: see announce().
@@ -440,18 +447,18 @@ cdef class Scheduler:
     # The entry is settled and its last event told.
     cdef void release(self, uint32_t index) noexcept:
         cdef Entry* entry = &self.state.table[index]
-        cdef void* work = self.owned[index].work
-        cdef void* sink = self.owned[index].sink
+        cdef void* owner = entry.owner
+        cdef void* sink = entry.sink
         cdef bint is_kept = (entry.attempt != NULL
                              and is_dead(self.state, entry.attempt.slot))
-        self.owned[index].work = self.owned[index].sink = NULL
+        entry.owner = entry.sink = NULL
         if is_kept:
             # Its worker may hang and wake up, even in the middle of finish_request, so
             # the attempt and the work stay with it; no more than the device slot ran.
             self.num_kept += 1
         else:
             free(entry.attempt)
-            Py_DECREF(<object> work)
+            Py_DECREF(<object> owner)
         entry.attempt = NULL
         entry.generation = entry.generation % 0x0FFFFFFFU + 1
         entry.behind = self.free_head
@@ -530,8 +537,8 @@ cdef class Scheduler:
         """
         # The cells: 3 to submit, 2 to be told by the scheduler, 1 by each worker.
         cdef uint64_t num_cells = 3 + 2 + self.state.num_slots
-        return (sizeof(Entry) + sizeof(Owned) + num_cells * sizeof(uint64_t)
-                + sizeof(Timed) + 2 * sizeof(Timed))
+        return (sizeof(Entry) + num_cells * sizeof(uint64_t) + sizeof(Timed) + 2 * sizeof(Timed)
+                + 2 * sizeof(uint32_t))
 
     def snapshot(self):
         """All counters, each exact, not all of one moment."""
@@ -578,12 +585,14 @@ cdef class Scheduler:
 
     def take(self, uint32_t slot):
         """The handles that this device slot is to start."""
-        cdef uint64_t handle
+        cdef Attempt* attempt
         cdef list handles = []
         self.check_slot(slot)
-        while next_start(self.state, slot, &handle):
-            handles.append(handle)
-        return handles
+        while True:
+            attempt = next_attempt(self.state, slot)
+            if attempt == NULL:
+                return handles
+            handles.append(attempt.handle)
 
     def emit(self, uint64_t handle, bytes payload not None, uint16_t num_tokens=1,
              uint8_t kind=RECORD_TEXT):
@@ -610,7 +619,7 @@ cdef class Scheduler:
 
     def is_cancelled(self, uint64_t handle):
         """Whether its client wants it ended. Raises ValueError if it does not run."""
-        return bool(is_cancelled(entry_of(self.state, self.running_attempt(handle).handle)))
+        return bool(wants_end(self.state, self.running_attempt(handle)))
 
     def end_step(self):
         """Wake who sleeps, loop and scheduler; how many eventfd writes that took."""

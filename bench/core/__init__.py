@@ -1,0 +1,1 @@
+"""The core beside Python's own queues, and its goals."""
