@@ -25,7 +25,6 @@ from lqs._core cimport (
     RECORD_LOGPROBS,
     RECORD_TEXT,
     Attempt,
-    Entry,
     Scheduler,
     SchedulerState,
     Work,
@@ -33,11 +32,10 @@ from lqs._core cimport (
     emit_output,
     entry_of,
     finish_request,
-    is_cancelled,
     is_dead,
     load_acquire32,
     load_relaxed,
-    next_start,
+    next_attempt,
     out_footprint,
     out_free,
     report_dead,
@@ -46,9 +44,10 @@ from lqs._core cimport (
     store_relaxed,
     store_relaxed32,
     store_release32,
+    wake,
     wake_loop,
     wake_scheduler,
-    wake_worker,
+    wants_end,
     worker_sleep,
 )
 
@@ -130,8 +129,6 @@ cdef struct Sequence:
     uint64_t last_step
     size_t room_needed      # bytes that one step may write into the out-buffer
     int32_t* tokens         # prompt and completion, seq_tokens_max places
-    int64_t stop_ns         # ends it then; 0 never
-    Entry* entry
     Attempt* attempt
     const WorkData* work
     Sampler sampler

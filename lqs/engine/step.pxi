@@ -19,31 +19,30 @@ cdef enum:
 # ---- taking work --------------------------------------------------------------------
 
 cdef void take_new_work(WorkerData* w) noexcept nogil:
-    cdef uint64_t handle
-    while next_start(w.sched, w.slot, &handle):
-        start_request(w, handle)
+    cdef Attempt* attempt = next_attempt(w.sched, w.slot)
+    while attempt != NULL:
+        start_request(w, attempt)
+        attempt = next_attempt(w.sched, w.slot)
 
 
-cdef void start_request(WorkerData* w, uint64_t handle) noexcept nogil:
-    cdef Entry* entry = entry_of(w.sched, handle)
-    cdef Attempt* attempt = entry.attempt
-    cdef const WorkData* work = <const WorkData*>entry.work
+cdef void start_request(WorkerData* w, Attempt* attempt) noexcept nogil:
+    cdef const WorkData* work = <const WorkData*>attempt.work
     cdef uint32_t reuse = 0
     cdef Sequence* seq
     attempt.assigned_ns = w.now_ns
-    if is_cancelled(entry):
+    if wants_end(w.sched, attempt):
         end_unstarted(w, attempt, FINISH_CANCELLED, 0)
         return
     seq = place_sequence(w, work, &reuse)
     if seq == NULL:
         end_unstarted(w, attempt, FINISH_ERROR, ERROR_NO_SEQUENCE)
         return
-    if not open_sequence(w, seq, entry, work, reuse):
+    if not open_sequence(w, seq, attempt, work, reuse):
         drop(w, seq)
         end_unstarted(w, attempt, FINISH_ERROR, ERROR_NO_MEMORY)
 
 
-cdef bint open_sequence(WorkerData* w, Sequence* seq, Entry* entry, const WorkData* work,
+cdef bint open_sequence(WorkerData* w, Sequence* seq, Attempt* attempt, const WorkData* work,
                         uint32_t reuse) noexcept nogil:
     """Fill a placed sequence with its request. False where memory is short; nothing is held then."""
     if sampler_init(&seq.sampler, &work.params, work.prompt, work.num_prompt) != 0:
@@ -52,11 +51,10 @@ cdef bint open_sequence(WorkerData* w, Sequence* seq, Entry* entry, const WorkDa
         sampler_free(&seq.sampler)
         return False
     memcpy(seq.tokens + reuse, work.prompt + reuse, (work.num_prompt - reuse) * sizeof(int32_t))
-    seq.entry = entry
-    seq.attempt = entry.attempt
+    seq.attempt = attempt
     seq.work = work
-    seq.level = entry.level
-    seq.stop_ns = entry.stop_ns
+    # Still this request's: a device slot has just been asked to start it.
+    seq.level = entry_of(w.sched, attempt.handle).level
     seq.scope = work.scope
     seq.phase = PHASE_PREFILL
     seq.num_prompt = work.num_prompt
@@ -69,7 +67,7 @@ cdef bint open_sequence(WorkerData* w, Sequence* seq, Entry* entry, const WorkDa
         seq.room_needed += out_footprint(logprobs_bytes_max(w.pieces, work.params.num_logprobs))
     w.num_started += 1
     w.num_active += 1
-    entry.attempt.num_cached_tokens = reuse
+    attempt.num_cached_tokens = reuse
     w.stats.prefix_queries += work.num_prompt
     w.stats.prefix_hits += reuse
     return True
@@ -108,7 +106,6 @@ cdef void close_sequence(WorkerData* w, Sequence* seq, uint32_t finish, int32_t 
 cdef void keep_or_drop(WorkerData* w, Sequence* seq, uint32_t finish) noexcept nogil:
     cdef bint keep = (w.prefix_cache and seq.work.cache_prompt and seq.num_kv > 0
                       and finish != FINISH_ERROR)
-    seq.entry = NULL
     seq.attempt = NULL
     seq.work = NULL
     if not keep:
@@ -128,9 +125,9 @@ cdef void end_the_overdue(WorkerData* w) noexcept nogil:
         seq = &w.seqs[i]
         if not is_active(seq):
             continue
-        if is_cancelled(seq.entry):
+        if wants_end(w.sched, seq.attempt):
             end_sequence(w, seq, FINISH_CANCELLED, 0)
-        elif seq.stop_ns != 0 and w.now_ns >= seq.stop_ns:
+        elif seq.attempt.stop_ns != 0 and w.now_ns >= seq.attempt.stop_ns:
             end_sequence(w, seq, FINISH_TIMEOUT, 0)
 
 

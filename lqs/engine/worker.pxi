@@ -271,7 +271,7 @@ cdef class Worker:
     def stop(self):
         """Ask `run` to end after its current step. Idempotent, from any thread."""
         store_release32(&self._w.stopping, 1)
-        wake_worker(self._w.sched, self._w.slot)
+        wake(&self._w.sched.slots[self._w.slot].waker)
 
     def close(self):
         """Free the context. Raises EngineError for a parked worker: its context must not be freed."""
@@ -413,4 +413,4 @@ cdef class SchedulerThread:
     def stop(self):
         """Ask `run` to end after its current round. Idempotent, from any thread."""
         store_release32(&self._stopping, 1)
-        wake_scheduler(self._scheduler.state)
+        wake(&self._scheduler.state.waker)

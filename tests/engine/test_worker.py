@@ -67,7 +67,7 @@ def test_a_seed_gives_the_same_text_whoever_shares_the_batch(rig):
 
 def test_an_end_of_turn_token_ends_with_stop_and_is_not_in_the_text(rig):
     answer = rig.ask(chat("Say only the word yes."), max_tokens=200, temperature=0.0)
-    assert answer.outcome.finish == _core.FINISH_STOP
+    assert answer.outcome.finish == _core.Finish.FINISH_STOP
     assert b"<|im_end|>" not in answer.text
     assert answer.outcome.num_completion_tokens < 200
 
@@ -75,7 +75,7 @@ def test_an_end_of_turn_token_ends_with_stop_and_is_not_in_the_text(rig):
 def test_max_tokens_ends_with_length_at_exactly_that_many_tokens(rig):
     for n in (1, 2, 17):
         answer = rig.ask(chat("Count to one hundred."), max_tokens=n, temperature=0.0, ignore_eos=True)
-        assert answer.outcome.finish == _core.FINISH_LENGTH
+        assert answer.outcome.finish == _core.Finish.FINISH_LENGTH
         assert answer.outcome.num_completion_tokens == n
 
 
@@ -86,7 +86,7 @@ def test_a_stop_string_is_cut_out_and_ends_the_answer(rig):
         chat("Count from one to ten in words."), max_tokens=48, temperature=0.0, ignore_eos=True, stops=[marker]
     )
     assert stopped.text == whole.text[: whole.text.index(marker)]
-    assert stopped.outcome.finish == _core.FINISH_STOP
+    assert stopped.outcome.finish == _core.Finish.FINISH_STOP
 
 
 def test_a_cancelled_request_ends_within_a_step_and_a_waiting_one_takes_its_place(default_model):
@@ -98,9 +98,9 @@ def test_a_cancelled_request_ends_within_a_step_and_a_waiting_one_takes_its_plac
         steps = rig.worker.snapshot()["num_steps"]
         rig.scheduler.cancel(first.handle)
         rig.finish(first, second)
-        assert first.outcome.finish == _core.FINISH_CANCELLED
+        assert first.outcome.finish == _core.Finish.FINISH_CANCELLED
         assert first.outcome.num_completion_tokens <= made + rig.worker.snapshot()["num_steps"] - steps
-        assert second.outcome.finish in (_core.FINISH_STOP, _core.FINISH_LENGTH)
+        assert second.outcome.finish in (_core.Finish.FINISH_STOP, _core.Finish.FINISH_LENGTH)
 
 
 def test_a_request_cancelled_in_the_queue_costs_no_decode(default_model):
@@ -122,7 +122,7 @@ def test_a_request_past_its_time_limit_ends_with_timeout_and_keeps_what_it_made(
         chat("Write a long story."), max_tokens=3000, ignore_eos=True, stop_ns=time.monotonic_ns() + 300_000_000
     )
     rig.finish(answer)
-    assert answer.outcome.finish == _core.FINISH_TIMEOUT
+    assert answer.outcome.finish == _core.Finish.FINISH_TIMEOUT
     assert answer.num_tokens == answer.outcome.num_completion_tokens
 
 
@@ -166,7 +166,7 @@ def test_a_prefix_is_shared_with_a_request_that_still_runs(rig):
     second = rig.ask(system + "B", max_tokens=4, temperature=0.0, scope=2)
     rig.finish(first)
     assert second.outcome.num_cached_tokens >= 80
-    assert first.outcome.finish == _core.FINISH_LENGTH
+    assert first.outcome.finish == _core.Finish.FINISH_LENGTH
 
 
 def test_a_prefix_never_crosses_scopes(rig):
@@ -187,7 +187,7 @@ def test_cells_are_counted_exactly_through_sharing_cutting_and_eviction(default_
             if i % 4 == 3:
                 rig.finish(*answers)
         rig.finish(*answers)
-        assert {a.outcome.finish for a in answers} == {_core.FINISH_LENGTH}
+        assert {a.outcome.finish for a in answers} == {_core.Finish.FINISH_LENGTH}
         assert rig.worker.snapshot()["num_kv_failures"] == 0
         assert rig.worker.snapshot()["cells_used"] == rig.worker.count_cells()
 
@@ -200,7 +200,7 @@ def test_each_code_of_llama_decode_has_its_outcome(default_model, rc, finish):
         rig.worker.break_at("rc", step=rig.worker.snapshot()["num_steps"] + 6, rc=rc, times=1 if rc == 2 else 2)
         answers = [rig.submit(chat(p), max_tokens=12, temperature=0.0, cache_prompt=False) for p in PROMPTS[:4]]
         rig.finish(*answers)
-        failed = [a for a in answers if a.outcome.finish == _core.FINISH_ERROR]
+        failed = [a for a in answers if a.outcome.finish == _core.Finish.FINISH_ERROR]
         assert len(failed) == (0 if finish == "ok" else 1)
         assert all(a.text == w for a, w in zip(answers, want, strict=True) if a not in failed)
         assert all(a.outcome.error_code == rc for a in failed)
@@ -215,8 +215,8 @@ def test_want_of_cells_fails_one_request_at_a_time_and_never_loops(default_model
         rig.pump(lambda: keep.num_tokens > 0 and worst.num_tokens > 0)
         rig.worker.break_at("rc", rc=1, times=1)
         rig.finish(keep, worst)
-        assert keep.outcome.finish == _core.FINISH_LENGTH
-        assert (worst.outcome.finish, worst.outcome.error_code) == (_core.FINISH_ERROR, 1)
+        assert keep.outcome.finish == _core.Finish.FINISH_LENGTH
+        assert (worst.outcome.finish, worst.outcome.error_code) == (_core.Finish.FINISH_ERROR, 1)
         assert rig.worker.snapshot()["num_kv_failures"] == 1
 
 
@@ -227,7 +227,7 @@ def test_a_device_that_keeps_failing_is_given_up(default_model):
         rig.finish(*answers)
         assert rig.worker.state == "dead"
         assert "kept failing" in rig.worker.death
-        assert all(a.outcome is None or a.outcome.finish in (_core.FINISH_ERROR, _core.FINISH_DEVICE) for a in answers)
+        assert all(a.outcome is None or a.outcome.finish in (_core.Finish.FINISH_ERROR, _core.Finish.FINISH_DEVICE) for a in answers)
 
 
 def test_a_reader_that_stalls_pauses_its_own_sequence_only(default_model):
@@ -237,7 +237,7 @@ def test_a_reader_that_stalls_pauses_its_own_sequence_only(default_model):
         rig.scheduler.hold(slow.handle)
         quick = rig.ask(chat("Hello"), max_tokens=400, ignore_eos=True, temperature=0.0)
         held = slow.num_tokens
-        assert quick.outcome.finish == _core.FINISH_LENGTH
+        assert quick.outcome.finish == _core.Finish.FINISH_LENGTH
         assert slow.outcome is None
         rig.scheduler.resume(slow.handle)
         rig.pump(lambda: slow.num_tokens > held)
@@ -305,13 +305,13 @@ def test_an_assert_kills_one_device_slot_and_nothing_else(default_model):
         rig.worker.break_at("assert")
         rig.finish(*answers)
         finishes = sorted(a.outcome.finish for a in answers)
-        assert finishes == [_core.FINISH_LENGTH] * 2 + [_core.FINISH_DEVICE] * 2
+        assert finishes == [_core.Finish.FINISH_LENGTH] * 2 + [_core.Finish.FINISH_DEVICE] * 2
         assert rig.worker.state == "dead"
         assert rig.worker.is_parked
         assert "n_batch" in rig.worker.death
         assert rig.workers[1].state == "ready"
         later = rig.ask(chat("Hello"), max_tokens=4, ignore_eos=True)
-        assert later.outcome.finish == _core.FINISH_LENGTH
+        assert later.outcome.finish == _core.Finish.FINISH_LENGTH
         with pytest.raises(rig.engine.EngineError, match="parked"):
             rig.worker.close()
 
@@ -323,7 +323,7 @@ def test_when_the_last_device_slot_dies_the_queue_ends_with_no_device(default_mo
         rig.pump(lambda: running.num_tokens > 0)
         rig.worker.break_at("assert")
         rig.finish(running, waiting)
-        assert running.outcome.finish == _core.FINISH_DEVICE
+        assert running.outcome.finish == _core.Finish.FINISH_DEVICE
         assert waiting.ended == _core.EV_NO_DEVICE
 
 
