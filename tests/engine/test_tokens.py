@@ -30,7 +30,7 @@ class Letters:
         parts = re.split("(" + "|".join(map(re.escape, CONTROL)) + ")", text.decode()) if parse_special else [text.decode()]
         ids: array[int] = array("i")
         for part in parts:
-            ids.extend([CONTROL[part]] if part in CONTROL else [byte + 1000 for byte in part.encode()])
+            ids.extend([CONTROL[part]] if parse_special and part in CONTROL else [byte + 1000 for byte in part.encode()])
         return ids
 
 
