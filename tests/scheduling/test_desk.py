@@ -214,7 +214,7 @@ def test_the_expected_wait_follows_the_place_and_the_rate() -> None:
     scene.turn(80 * S)
     position = scene.desk.position(request)
     assert position is not None
-    assert scene.desk.eta_s(request) == pytest.approx(2 * position, rel=0.3)
+    assert scene.desk.eta_s(request) == pytest.approx(position / scene.core.drain_rate(2))
 
 
 def test_everything_is_cancelled_with_a_reason_at_the_end_of_a_drain() -> None:
