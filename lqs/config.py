@@ -255,6 +255,9 @@ class PromptsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The pool that renders and tokenises prompts, off the event loop."""
 
     threads: Annotated[int, _key("Threads of the pool.", "threads", ge=1, le=64)] = 2
+    num_pending_max: Annotated[
+        int, _key("Calls that belong to no queued request and may wait.", "calls", ge=1, le=65_536)
+    ] = 256
 
 
 class LogConfig(Struct, frozen=True, forbid_unknown_fields=True):

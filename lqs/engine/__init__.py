@@ -1,0 +1,1 @@
+"""Models and the native worker: files, templates, libllama."""

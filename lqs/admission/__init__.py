@@ -1,0 +1,1 @@
+"""Who may come in, in which class, and what its prompt is."""

@@ -1,0 +1,172 @@
+"""The door: whether a request comes in, and where it stands once it is in.
+
+Refuses early and says when to come back: a request that finds no place costs less here than in
+the backlog. The place in its class is taken first, before any work on the prompt, so that what
+waits for a pool thread counts against the same bound as what waits for a device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from array import array
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from lqs.admission.classes import Classes
+from lqs.admission.prompts import Prompts
+from lqs.config import Config
+from lqs.errors import RETRY_AFTER_S_MAX, RETRY_AFTER_S_MIN, NotFound, RequestRefused
+from lqs.request import NS_PER_S, PromptSource, Request, RequestState, Sink
+from lqs.scheduling.desk import Desk
+
+if TYPE_CHECKING:
+    from lqs._core import Work
+    from lqs.engine.slots import Models, Served
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_NO_DEVICE_RETRY_S = 30.0
+# Waits are stretched by up to this factor, at random, so that the refused do not return together.
+_SPREAD = 1.25
+
+
+class Gate:
+    """Lets requests in or refuses them.
+
+    Owner: the event loop.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        desk: Desk,
+        models: Models,
+        prompts: Prompts,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._config = config
+        self._desk = desk
+        self._models = models
+        self._prompts = prompts
+        self._classes = Classes(config.queue)
+        self._rng = rng or random.Random()
+        self._drained_at_ns: int | None = None
+
+    async def admit(self, request: Request, source: PromptSource, sink: Sink) -> None:
+        """Take a place, make the prompt, submit. Raises LqsError.
+
+        If it raises, or its task is cancelled, everything it took is given back.
+        """
+        served = self.enter(request, time.monotonic_ns())
+        try:
+            work = await self._prepare(request, source, served)
+            self._classes.assign_lane(request)
+            self._desk.submit(request, work, sink, model=served.index)
+        except BaseException:
+            self.leave(request)
+            raise
+
+    def enter(self, request: Request, now_ns: int) -> Served:
+        """Take a place in the request's class. Raises NotFound, RequestRefused."""
+        served = self._open(request, now_ns)
+        self._classes.assign(request)
+        self._set_limits(request)
+        if not self._desk.try_enter(request):
+            raise self._refusal(
+                request,
+                "queue_full",
+                f"The queue is full for class {self._config.queue.levels[request.level]}.",
+                self._desk.retry_after_s(request.level, now_ns),
+            )
+        return served
+
+    def leave(self, request: Request) -> None:
+        """Give an unused place back; nothing happens if the core already has it."""
+        self._desk.leave(request)
+
+    def drain(self, now_ns: int) -> None:
+        """Let nobody in any more; `now_ns` starts the time that clients are told to wait."""
+        self._drained_at_ns = now_ns
+
+    def closed_reason(self) -> str | None:
+        """Why nobody can come in just now, as a refusal's code; None when the server is ready."""
+        if self._drained_at_ns is not None:
+            return "draining"
+        if self._models.is_loading:
+            return "model_loading"
+        return None if self._models.has_healthy_device else "no_device"
+
+    async def tokenize(
+        self, served: Served, text: str, *, add_special: bool, parse_special: bool
+    ) -> array[int]:
+        """The tokens of a text, made in the pool."""
+        data = text.encode(errors="replace")
+        return await self.run(served.loaded.tokenize, data, add_special, parse_special)
+
+    async def detokenize(self, served: Served, ids: array[int]) -> bytes:
+        """The text of tokens, made in the pool."""
+        return await self.run(served.loaded.detokenize, ids)
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call something slow in the pool, for no admitted request. Raises RequestRefused."""
+        return await self._prompts.run(function, *args, **kwargs)
+
+    def refuse_rest(self, request: Request) -> RequestRefused:
+        """What a request is told that a drain cuts off."""
+        return self._draining(request, time.monotonic_ns())
+
+    def _open(self, request: Request, now_ns: int) -> Served:
+        """The model that is asked for, if it is served just now."""
+        if self._drained_at_ns is not None:
+            raise self._draining(request, now_ns)
+        served = self._models.find(request.model)
+        if served is None:
+            raise NotFound(
+                f"There is no model {request.model[:100]!r} here; GET /v1/models lists them.",
+                param="model",
+                code="model_not_found",
+            )
+        if served.is_loading:
+            wait_s = served.load_time_left_s(now_ns)
+            raise self._refusal(request, "model_loading", "The model is loading.", wait_s)
+        if not served.has_healthy_device:
+            message = "No device can serve the model just now."
+            raise self._refusal(request, "no_device", message, _NO_DEVICE_RETRY_S)
+        return served
+
+    async def _prepare(self, request: Request, source: PromptSource, served: Served) -> Work:
+        """The prompt, made while the request's time in the queue already counts."""
+        left_s = (request.expire_ns - time.monotonic_ns()) / NS_PER_S
+        try:
+            async with asyncio.timeout(left_s):
+                return await self._prompts.prepare(request, source, served)
+        except TimeoutError:
+            wait_s = self._desk.retry_after_s(request.level, time.monotonic_ns())
+            message = "Its prompt was not prepared in time; nothing was computed."
+            raise self._refusal(request, "queue_timeout", message, wait_s) from None
+
+    def _set_limits(self, request: Request) -> None:
+        """A client may ask for less time than the config gives, not for more."""
+        queue = self._config.queue
+        timeout_s = min(request.timeout_s or queue.request_timeout_s, queue.request_timeout_s)
+        wait_s = min(request.queue_timeout_s or queue.timeout_s, queue.timeout_s, timeout_s)
+        request.stop_ns = request.arrival_ns + int(timeout_s * NS_PER_S)
+        request.expire_ns = request.arrival_ns + int(wait_s * NS_PER_S)
+
+    def _draining(self, request: Request, now_ns: int) -> RequestRefused:
+        begun_ns = now_ns if self._drained_at_ns is None else self._drained_at_ns
+        left_s = self._config.server.drain_s - (now_ns - begun_ns) / NS_PER_S
+        return self._refusal(request, "draining", "The server is shutting down.", left_s)
+
+    def _refusal(
+        self, request: Request, reason: str, message: str, wait_s: float
+    ) -> RequestRefused:
+        request.state, request.reason = RequestState.REFUSED, reason
+        bounded_s = min(max(wait_s, RETRY_AFTER_S_MIN), RETRY_AFTER_S_MAX / _SPREAD)
+        return RequestRefused(
+            reason, message, retry_after_s=bounded_s * self._rng.uniform(1.0, _SPREAD)
+        )

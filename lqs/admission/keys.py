@@ -1,0 +1,218 @@
+"""API keys: made once, stored as digests, compared without telling anything by time.
+
+A key has 256 random bits, so a plain SHA-256 of it is as hard to turn around as any slow hash; slow
+hashes are for what people can remember. The file holds one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from lqs.config import Config
+from lqs.errors import ConfigError, Unauthorized
+from lqs.request import Tenant
+
+_KEY_PREFIX = "lqs-"
+_ANONYMOUS_INDEX = 0
+_EMPTY_DIGEST = hashlib.sha256(b"").hexdigest()
+
+
+class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One line of the key file. `sha256` is the digest of the whole key, in hex."""
+
+    name: str
+    tier: str
+    sha256: str
+    is_admin: bool = msgspec.field(default=False, name="admin")
+    weight: float | None = None  # Absent: the tier's.
+    created: str = ""
+
+
+class KeyFile:
+    """The file that `lqs keys` edits and the server reads. A missing file has no keys."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+
+    def read(self) -> list[KeyRecord]:
+        """All records, in the order of the file. Raises ConfigError that names the line."""
+        try:
+            lines = self._path.read_bytes().splitlines()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise ConfigError(f"{self._path}: cannot be read: {error.strerror}.") from None
+        records = [self._record(no, line) for no, line in enumerate(lines, 1) if line.strip()]
+        self._check_names(records)
+        return records
+
+    def add(self, name: str, tier: str, *, is_admin: bool, created: str) -> str:
+        """Make a key, store its digest and return it; it cannot be shown again.
+
+        Raises ConfigError if the name is taken.
+        """
+        records = self.read()
+        key = _KEY_PREFIX + secrets.token_urlsafe(32)
+        digest = hashlib.sha256(key.encode()).hexdigest()
+        record = KeyRecord(name, tier, digest, is_admin, created=created)
+        self._check_names([*records, record])
+        self._write([*records, record])
+        return key
+
+    def revoke(self, name: str) -> bool:
+        """Take the key out of the file; False if there is none of that name."""
+        records = self.read()
+        kept = [record for record in records if record.name != name]
+        if len(kept) == len(records):
+            return False
+        self._write(kept)
+        return True
+
+    def _record(self, number: int, line: bytes) -> KeyRecord:
+        try:
+            record = msgspec.json.decode(line, type=KeyRecord)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{self._path}, line {number}: {error}.") from None
+        # An empty key would let in everybody who sends an empty token.
+        if len(record.sha256) != 64 or record.sha256 == _EMPTY_DIGEST:
+            raise ConfigError(f"{self._path}, line {number}: sha256 is not a digest of a key.")
+        return record
+
+    def _check_names(self, records: Iterable[KeyRecord]) -> None:
+        seen: set[str] = set()
+        for record in records:
+            if not record.name or record.name in seen:
+                raise ConfigError(f"{self._path}: there is already a key named {record.name!r}.")
+            seen.add(record.name)
+
+    def _write(self, records: Iterable[KeyRecord]) -> None:
+        """Replace the file in one move, so that a reload never reads half of it."""
+        draft = self._path.with_name(self._path.name + ".new")
+        draft.touch(mode=0o600)
+        draft.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+        os.replace(draft, self._path)
+
+
+class KeyRing:
+    """Finds the tenant of a token.
+
+    Without a key file everybody is the anonymous tenant. With one, nobody is, not even while the
+    file is empty: revoking the last key must not open the door.
+
+    Owner: the event loop.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._file = KeyFile(config.keys.file) if config.keys.file else None
+        self._indices: dict[str, int] = {}
+        self._tenants: list[tuple[bytes, Tenant]] = []
+        self.anonymous = self._anonymous()
+        self.reload()
+
+    @property
+    def num_keys(self) -> int:
+        """Keys that are in force."""
+        return len(self._tenants)
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether a key is needed."""
+        return self._file is not None
+
+    def reload(self) -> None:
+        """Read the file again. Raises ConfigError and leaves everything as it was if it is wrong."""
+        records = self._file.read() if self._file else []
+        self._check_tiers(records)
+        indices = self._assign(records)
+        self._tenants = [
+            (bytes.fromhex(record.sha256), self._tenant(record, indices[record.name]))
+            for record in records
+        ]
+        self._indices = indices
+
+    def find(self, token: bytes | None) -> Tenant:
+        """The tenant whose key this is. Raises Unauthorized.
+
+        Every key is compared, whether an earlier one matched or not, and only digests are: the
+        time says nothing about which key is near.
+        """
+        if not self.is_guarded:
+            return self.anonymous
+        digest = hashlib.sha256(token or b"").digest()
+        found = None
+        for known, tenant in self._tenants:
+            if hmac.compare_digest(known, digest):
+                found = tenant
+        if not token or found is None:
+            raise Unauthorized
+        return found
+
+    def weights(self) -> list[float]:
+        """The weight of every key index that the core has room for."""
+        weights = [1.0] * (1 + self._config.keys.num_keys_max)
+        for _, tenant in self._tenants:
+            weights[tenant.key_index] = tenant.weight
+        return weights
+
+    def tenants(self) -> Iterator[Tenant]:
+        """All tenants with a key in force."""
+        return (tenant for _, tenant in self._tenants)
+
+    def _anonymous(self) -> Tenant:
+        name = self._config.keys.anonymous_tier
+        tier = self._config.tiers[name]
+        return Tenant(
+            "anonymous", name, _ANONYMOUS_INDEX, tier.level, tier.best_level, tier.weight, True
+        )
+
+    def _tenant(self, record: KeyRecord, key_index: int) -> Tenant:
+        tier = self._config.tiers[record.tier]
+        weight = tier.weight if record.weight is None else record.weight
+        return Tenant(
+            record.name,
+            record.tier,
+            key_index,
+            tier.level,
+            tier.best_level,
+            weight,
+            record.is_admin,
+        )
+
+    def _check_tiers(self, records: Iterable[KeyRecord]) -> None:
+        for record in records:
+            if record.tier not in self._config.tiers:
+                known = ", ".join(self._config.tiers)
+                raise ConfigError(
+                    f"{self._config.keys.file}: key {record.name!r} has tier {record.tier!r}; "
+                    f"there are {known}."
+                )
+
+    def _assign(self, records: list[KeyRecord]) -> dict[str, int]:
+        """A number for every name: known names keep theirs, new ones take the lowest never used.
+
+        Numbers of revoked keys come back only when no other is left: requests of theirs may still
+        run, and their part of the prefix cache may still be there.
+        """
+        num_max = self._config.keys.num_keys_max
+        if len(records) > num_max:
+            raise ConfigError(
+                f"keys.num_keys_max: {self._config.keys.file} has {len(records)} keys, "
+                f"there is room for {num_max}. Raise it and restart."
+            )
+        names = {record.name for record in records}
+        indices = dict(self._indices)
+        if len(names | indices.keys()) > num_max:
+            indices = {name: index for name, index in indices.items() if name in names}
+        free = iter(sorted(set(range(1, num_max + 1)) - set(indices.values())))
+        for record in records:
+            if record.name not in indices:
+                indices[record.name] = next(free)
+        return indices

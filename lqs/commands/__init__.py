@@ -1,0 +1,1 @@
+"""What the command line dispatches to, one file a command."""

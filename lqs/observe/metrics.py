@@ -1,0 +1,297 @@
+"""The numbers behind `/metrics`: counted as plain ints in the event loop, rendered when asked.
+
+Names are vLLM's where vLLM has the thing, so that dashboards work unchanged, else `lqs_`. Labels
+come from the config alone: a client can never make a new series. Nothing here waits for the
+engine: the core and the workers publish counters, and rendering reads them.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from lqs.config import Config
+from lqs.request import NS_PER_S, FinishReason, Outcome, Request
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 1, 2.5, 5)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+# In the order of the core's numbers for how a request finished.
+_FINISHES = (
+    None,
+    FinishReason.STOP,
+    FinishReason.LENGTH,
+    FinishReason.CANCELLED,
+    FinishReason.TIMEOUT,
+    FinishReason.ERROR,
+    FinishReason.DEVICE,
+)
+# vLLM's words for how a request finished.
+_REASON_LABELS = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.CANCELLED: "abort",
+    FinishReason.TIMEOUT: "timeout",
+    FinishReason.ERROR: "error",
+    FinishReason.DEVICE: "error",
+}
+
+Snapshot = Callable[[], Mapping[str, Any]]
+
+
+class Histogram:
+    """Counts of values up to each bound, and their sum."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """Add `count` times the value."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
+
+    @property
+    def count(self) -> int:
+        """How many values there were."""
+        return sum(self._counts)
+
+    def family(self, name: str, doc: str, labels: Mapping[str, str]) -> HistogramMetricFamily:
+        """Itself in Prometheus' form: buckets add up."""
+        total, buckets = 0, []
+        for bound, count in zip((*map(float, self._bounds), None), self._counts, strict=True):
+            total += count
+            buckets.append(("+Inf" if bound is None else str(bound), total))
+        family = HistogramMetricFamily(name, doc, labels=list(labels))
+        family.add_metric(list(labels.values()), buckets, self._sum)
+        return family
+
+
+class Metrics:
+    """Counts what the desk sees and shows what core and workers publish.
+
+    `core` reads the scheduler's snapshot, `workers` those of the device slots by name.
+
+    Owner: the event loop; `render` may run in any thread, its numbers are then at most a moment
+    apart from each other.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        model_name: str,
+        core: Snapshot,
+        workers: Callable[[], Mapping[str, Mapping[str, Any]]],
+        closed_reason: Callable[[], str | None],
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._levels = config.queue.levels
+        self._config = config
+        self._labels = {"model_name": model_name}
+        self._core = core
+        self._workers = workers
+        self._closed_reason = closed_reason
+        self._now_ns = now_ns
+        self._last_output_ns: dict[str, int] = {}
+        self._num_prompt_tokens = self._num_completion_tokens = 0
+        self._num_prefix_queries = self._num_prefix_hits = 0
+        self._num_events_lost = 0
+        self._finished = dict.fromkeys(_REASON_LABELS.values(), 0)
+        self._refused: dict[str, int] = {}
+        self._ended = {"expired": 0, "cancelled": 0, "no_device": 0}
+        self._ttft = Histogram(_SECONDS)
+        self._inter_token = Histogram(_TOKEN_SECONDS)
+        self._e2e = Histogram(_SECONDS)
+        self._queue = Histogram(_SECONDS)
+        self._prefill = Histogram(_SECONDS)
+        self._decode = Histogram(_SECONDS)
+        self._prompt_tokens = Histogram(_TOKENS)
+        self._completion_tokens = Histogram(_TOKENS)
+        self._queue_by_level = [Histogram(_SECONDS) for _ in self._levels]
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def started(self, request: Request, queue_ns: int) -> None:
+        """A request got its sequence."""
+        self._queue.observe(queue_ns / NS_PER_S)
+        self._queue_by_level[request.level].observe(queue_ns / NS_PER_S)
+
+    def output(self, request: Request, num_tokens: int) -> None:
+        """Text of a running request arrived in the loop."""
+        now_ns = self._now_ns()
+        last_ns = self._last_output_ns.get(request.id)
+        self._last_output_ns[request.id] = now_ns
+        if last_ns is None:
+            self._ttft.observe((now_ns - request.arrival_ns) / NS_PER_S)
+        elif num_tokens:
+            self._inter_token.observe((now_ns - last_ns) / num_tokens / NS_PER_S, num_tokens)
+
+    def finished(self, request: Request, outcome: Outcome) -> None:
+        """A request that ran is over."""
+        self._last_output_ns.pop(request.id, None)
+        finish = _FINISHES[outcome.finish] or FinishReason.ERROR
+        self._finished[_REASON_LABELS[finish]] += 1
+        self._num_prompt_tokens += request.num_prompt_tokens
+        self._num_completion_tokens += outcome.num_completion_tokens
+        self._num_prefix_queries += request.num_prompt_tokens
+        self._num_prefix_hits += outcome.num_cached_tokens
+        self._prompt_tokens.observe(request.num_prompt_tokens)
+        self._completion_tokens.observe(outcome.num_completion_tokens)
+        self._e2e.observe((self._now_ns() - request.arrival_ns) / NS_PER_S)
+        self._phases(outcome)
+
+    def ended(self, request: Request, reason: str) -> None:
+        """A request left the queue and never ran."""
+        self._ended[reason] += 1
+
+    def event_lost(self, request: Request, error: Exception) -> None:
+        """A receiver failed; expected never."""
+        self._num_events_lost += 1
+
+    def count_refusal(self, reason: str) -> None:
+        """A request was refused; `reason` is one of the codes that lqs itself gives."""
+        self._refused[reason] = self._refused.get(reason, 0) + 1
+
+    def render(self) -> bytes:
+        """Everything in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def describe(self) -> Iterable[Metric]:
+        """No series are known before they are asked for; keeps the registry from collecting."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """All families. Called by the registry."""
+        core, workers = self._core(), self._workers()
+        yield from self._queue_families(core)
+        yield from self._device_families(workers)
+        yield from self._counters(core)
+        yield from self._histograms()
+        yield from self._lost_families(core)
+
+    def _phases(self, outcome: Outcome) -> None:
+        """Prefill and decode times, of those that got so far."""
+        if outcome.first_token_ns and outcome.assigned_ns:
+            self._prefill.observe((outcome.first_token_ns - outcome.assigned_ns) / NS_PER_S)
+            self._decode.observe((outcome.finished_ns - outcome.first_token_ns) / NS_PER_S)
+
+    def _queue_families(self, core: Mapping[str, Any]) -> Iterator[Metric]:
+        waiting = core["num_waiting"]
+        gauge = self._gauge
+        yield gauge("vllm:num_requests_running", "Requests that run.", core["num_running"])
+        yield gauge("vllm:num_requests_waiting", "Requests that wait.", sum(waiting))
+        by_level = GaugeMetricFamily("lqs_queue_depth", "Waiting, by class.", labels=["level"])
+        places = GaugeMetricFamily("lqs_queue_cap", "Places, by class.", labels=["level"])
+        for name, depth, cap in zip(self._levels, waiting, self._config.level_caps, strict=True):
+            by_level.add_metric([name], depth)
+            places.add_metric([name], cap)
+        yield by_level
+        yield places
+        total = self._config.queue.total
+        yield GaugeMetricFamily("lqs_queue_total_cap", "Places, all classes.", value=total)
+        is_ready = self._closed_reason() is None
+        yield GaugeMetricFamily("lqs_ready", "1 while requests are let in.", value=is_ready)
+
+    def _device_families(self, workers: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+        healthy = GaugeMetricFamily("lqs_device_healthy", "1 if it works.", labels=["device"])
+        steps = CounterMetricFamily("lqs_device_steps", "Steps made.", labels=["device"])
+        usage = []
+        for device, seen in workers.items():
+            healthy.add_metric([device], seen["is_healthy"])
+            steps.add_metric([device], seen["num_steps"])
+            usage.append(seen["num_kv_used"] / max(seen["num_kv_tokens"], 1))
+        yield healthy
+        yield steps
+        mean = sum(usage) / len(usage) if usage else 0.0
+        yield self._gauge("vllm:kv_cache_usage_perc", "KV cells in use; 1 is all.", mean)
+        yield self._cache_config()
+
+    def _cache_config(self) -> Metric:
+        engine = self._config.engine
+        shown = {
+            **self._labels,
+            "block_size": "1",
+            "enable_prefix_caching": str(engine.prefix_cache),
+            "num_gpu_blocks": str(engine.ctx),
+        }
+        info = GaugeMetricFamily(
+            "vllm:cache_config_info", "How the KV cache is set.", labels=list(shown)
+        )
+        info.add_metric(list(shown.values()), 1)
+        return info
+
+    def _counters(self, core: Mapping[str, Any]) -> Iterator[Metric]:
+        counter = self._counter
+        yield counter("vllm:prompt_tokens", "Prompt tokens.", self._num_prompt_tokens)
+        yield counter("vllm:generation_tokens", "Tokens made.", self._num_completion_tokens)
+        yield counter("vllm:num_preemptions", "Requests set aside while they ran.", 0)
+        yield counter(
+            "vllm:prefix_cache_queries", "Tokens looked up.", self._num_prefix_queries
+        )
+        yield counter("vllm:prefix_cache_hits", "Tokens found.", self._num_prefix_hits)
+        yield _labelled(
+            "vllm:request_success",
+            "Requests that ran, by how they finished.",
+            "finished_reason",
+            self._finished,
+        )
+        yield _labelled("lqs_refusals", "Requests refused.", "reason", self._refused)
+        yield _labelled(
+            "lqs_queue_ended", "Requests that left the queue unserved.", "reason", self._ended
+        )
+        yield _labelled("lqs_promotions", "Classes gained by waiting.", "level", dict(
+            zip(self._levels, core["num_promotions"], strict=True)
+        ))
+
+    def _histograms(self) -> Iterator[Metric]:
+        named = (
+            ("vllm:time_to_first_token_seconds", "From arrival to the first text.", self._ttft),
+            ("vllm:inter_token_latency_seconds", "Between two tokens.", self._inter_token),
+            ("vllm:e2e_request_latency_seconds", "From arrival to the end.", self._e2e),
+            ("vllm:request_queue_time_seconds", "From arrival to the start.", self._queue),
+            ("vllm:request_prefill_time_seconds", "From start to first token.", self._prefill),
+            ("vllm:request_decode_time_seconds", "From first token to the end.", self._decode),
+            ("vllm:request_prompt_tokens", "Tokens of a prompt.", self._prompt_tokens),
+            ("vllm:request_generation_tokens", "Tokens of an answer.", self._completion_tokens),
+        )
+        for name, doc, histogram in named:
+            yield histogram.family(name, doc, self._labels)
+        family = HistogramMetricFamily("lqs_queue_time_seconds", "Wait, by class.", labels=["level"])
+        for level, histogram in zip(self._levels, self._queue_by_level, strict=True):
+            family.samples += histogram.family(family.name, "", {"level": level}).samples
+        yield family
+
+    def _gauge(self, name: str, doc: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, doc, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _counter(self, name: str, doc: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, doc, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _lost_families(self, core: Mapping[str, Any]) -> Iterator[Metric]:
+        lost = self._num_events_lost + core["num_events_lost"]
+        yield CounterMetricFamily("lqs_events_lost", "Events lost; expected 0.", value=lost)
+
+
+def _labelled(name: str, doc: str, label: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(name, doc, labels=[label])
+    for value, count in counts.items():
+        family.add_metric([value], count)
+    return family

@@ -1,0 +1,1 @@
+"""Where admitted requests wait, and who tells them what became of them."""

@@ -1,0 +1,255 @@
+"""Hands admitted requests to the scheduler and brings their events back to them.
+
+The scheduler is native and has its own thread. The desk is its only counterpart in the event loop:
+it submits, cancels and asks; and when the scheduler's or a worker's event arrives, it finds the
+request that it is about. A request is known to the core as a `Ticket`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from lqs._core import (
+    EV_CANCELLED,
+    EV_EXPIRED,
+    EV_FINISHED,
+    EV_NO_DEVICE,
+    EV_OUTPUT,
+    EV_SETTLED,
+    EV_STARTED,
+    Scheduler,
+    TableFull,
+    Work,
+)
+from lqs.config import Config
+from lqs.errors import RETRY_AFTER_S_MAX, RequestRefused
+from lqs.request import NS_PER_S, Outcome, Request, RequestState, Sink
+
+# Nothing has started yet, so nothing is known about how fast places come free.
+_UNKNOWN_WAIT_S = 5.0
+_ENDED = {EV_EXPIRED: "expired", EV_CANCELLED: "cancelled", EV_NO_DEVICE: "no_device"}
+
+
+class Observer(Protocol):
+    """Who counts what happens; all calls come from the event loop."""
+
+    def started(self, request: Request, queue_ns: int) -> None: ...
+    def output(self, request: Request, num_tokens: int) -> None: ...
+    def finished(self, request: Request, outcome: Outcome) -> None: ...
+    def ended(self, request: Request, reason: str) -> None: ...
+    def event_lost(self, request: Request, error: Exception) -> None: ...
+
+
+class Ticket:
+    """A request at the desk, with the sink that wants its events."""
+
+    __slots__ = ("request", "sink")
+
+    def __init__(self, request: Request, sink: Sink) -> None:
+        self.request = request
+        self.sink = sink
+
+
+class Desk:
+    """The event loop's end of the scheduler.
+
+    `run` is the body of the scheduler's thread and returns after `stop`; tests leave both out and
+    drive the scheduler themselves.
+
+    Owner: the event loop.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        observer: Observer,
+        *,
+        key_weights: list[float],
+        run: Callable[[Scheduler], None] | None = None,
+        stop: Callable[[Scheduler], None] | None = None,
+    ) -> None:
+        self.scheduler = make_scheduler(config, key_weights)
+        self._observer = observer
+        self._run = run
+        self._stop = stop
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        # When the next place of each class is spoken for, in the eyes of those refused so far.
+        self._next_place_ns = [0] * len(config.queue.levels)
+        self._live: set[Ticket] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Listen for events, and start the scheduler's thread. Device slots are added before."""
+        self._loop = loop
+        loop.add_reader(self.scheduler.loop_fd, self.drain_events)
+        if self._run is not None:
+            self._thread = threading.Thread(
+                target=self._run, args=(self.scheduler,), name="lqs-scheduler", daemon=True
+            )
+            self._thread.start()
+
+    def close(self, limit_s: float) -> bool:
+        """End the thread and listen no more; False if it did not end within the limit."""
+        if self._loop is not None:
+            self._loop.remove_reader(self.scheduler.loop_fd)
+            self._loop = None
+        if self._thread is None:
+            return True
+        assert self._stop is not None
+        self._stop(self.scheduler)
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
+
+    def try_enter(self, request: Request) -> bool:
+        """Take a place in the request's class, if there is one."""
+        request.holds_permit = self.scheduler.try_enter(request.level)
+        return request.holds_permit
+
+    def leave(self, request: Request) -> None:
+        """Give back a place that was taken and not used."""
+        if request.holds_permit:
+            request.holds_permit = False
+            self.scheduler.leave(request.level)
+
+    def submit(self, request: Request, work: Work, sink: Sink, *, model: int) -> None:
+        """Hand the request, with its place, to the scheduler. Raises RequestRefused."""
+        ticket = Ticket(request, sink)
+        # From here on the place is the core's, also if it has no room in its table.
+        request.holds_permit = False
+        try:
+            request.handle = self.scheduler.submit(
+                work,
+                ticket,
+                key=request.tenant.key_index,
+                model=model,
+                level=request.level,
+                lane=request.lane,
+                arrival_ns=request.arrival_ns,
+                expire_ns=request.expire_ns,
+                stop_ns=request.stop_ns,
+                deadline_ns=request.deadline_ns,
+                num_prompt_tokens=request.num_prompt_tokens,
+                max_tokens=request.max_tokens_granted,
+                footprint_tokens=request.footprint_tokens,
+            )
+        except TableFull:
+            request.state, request.reason = RequestState.REFUSED, "queue_full"
+            wait_s = self.retry_after_s(request.level, time.monotonic_ns())
+            message = "The server holds as many requests as it can."
+            raise RequestRefused("queue_full", message, retry_after_s=wait_s) from None
+        self._live.add(ticket)
+        self._idle.clear()
+
+    def cancel(self, request: Request) -> None:
+        """Ask for the request to end, wherever it is; its sink hears of it. May be repeated."""
+        if request.handle is not None:
+            self.scheduler.cancel(request.handle)
+
+    def cancel_all(self, reason: str) -> None:
+        """Cancel everything that is left; `reason` is what each is told."""
+        for ticket in self._live:
+            ticket.request.reason = reason
+            self.cancel(ticket.request)
+
+    async def wait_idle(self, limit_s: float) -> bool:
+        """Wait until no request is left; False if some still were after the limit."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), limit_s)
+        return not self._live
+
+    @property
+    def num_live(self) -> int:
+        """Requests in the core, whatever their state."""
+        return len(self._live)
+
+    def position(self, request: Request) -> int | None:
+        """Its place in the queue, from 1, estimated; None when it does not wait."""
+        return None if request.handle is None else self.scheduler.position(request.handle)
+
+    def eta_s(self, request: Request) -> float | None:
+        """Seconds until it starts, estimated; None when it does not wait or nothing is known."""
+        position = self.position(request)
+        rate = self.scheduler.drain_rate(request.level)
+        return position / rate if position is not None and rate > 0 else None
+
+    def retry_after_s(self, level: int, now_ns: int) -> float:
+        """Seconds until there is a place for one more who was refused.
+
+        Those refused before come back too: each is told the next place that nobody was told of,
+        one per start of the class. That also spreads their return.
+        """
+        rate = self.scheduler.drain_rate(level)
+        if rate <= 0:
+            return _UNKNOWN_WAIT_S
+        latest_ns = now_ns + int(RETRY_AFTER_S_MAX * NS_PER_S)
+        place_ns = max(now_ns, self._next_place_ns[level]) + int(NS_PER_S / rate)
+        self._next_place_ns[level] = min(place_ns, latest_ns)
+        return (self._next_place_ns[level] - now_ns) / NS_PER_S
+
+    def drain_events(self) -> None:
+        """Give every event that is there to the request it is about.
+
+        A receiver that fails loses its event and no other: the rest still get theirs, and what the
+        request held is still given back.
+        """
+        for kind, ticket, *rest in self.scheduler.poll():
+            try:
+                self._deliver(kind, ticket, rest)
+            except Exception as error:
+                self._observer.event_lost(ticket.request, error)
+
+    def _deliver(self, kind: int, ticket: Ticket, rest: list[Any]) -> None:
+        request, sink = ticket.request, ticket.sink
+        if kind == EV_OUTPUT:
+            self._observer.output(request, rest[1])
+            sink.output(*rest)
+        elif kind == EV_STARTED:
+            request.state = RequestState.RUNNING
+            self._observer.started(request, rest[0])
+            sink.started(rest[0])
+        elif kind == EV_FINISHED:
+            request.state = RequestState.FINISHED
+            self._observer.finished(request, rest[0])
+            sink.finished(rest[0])
+        elif kind == EV_SETTLED:
+            self._settle(ticket)
+        else:
+            self._end(ticket, _ENDED[kind])
+
+    def _end(self, ticket: Ticket, reason: str) -> None:
+        """It left the queue and never ran."""
+        is_cancelled = reason == "cancelled"
+        request = ticket.request
+        request.state = RequestState.CANCELLED if is_cancelled else RequestState.REFUSED
+        self._observer.ended(request, reason)
+        ticket.sink.ended(reason)
+
+    def _settle(self, ticket: Ticket) -> None:
+        self._live.discard(ticket)
+        ticket.request.handle = None
+        ticket.sink.settled()
+        if not self._live:
+            self._idle.set()
+
+
+def make_scheduler(config: Config, key_weights: list[float]) -> Scheduler:
+    """The core's scheduler with the bounds of the config."""
+    queue = config.queue
+    return Scheduler(
+        table_capacity=queue.table_capacity,
+        level_caps=config.level_caps,
+        total_cap=queue.total,
+        num_keys=len(key_weights),
+        key_weights=key_weights,
+        aging_step_ns=int(queue.aging_step_s * NS_PER_S),
+        aged_every=queue.aged_every,
+        lane_weights=queue.lane_weights,
+        out_buffer_bytes=config.engine.out_buffer_bytes,
+    )
