@@ -74,9 +74,7 @@ class Unauthorized(LqsError):
     type = "authentication_error"
     code = "invalid_api_key"
 
-    def __init__(
-        self, message: str = "A valid API key is needed: Authorization: Bearer KEY."
-    ) -> None:
+    def __init__(self, message: str = "A valid API key is needed: Authorization: Bearer KEY.") -> None:
         super().__init__(message, headers={"WWW-Authenticate": 'Bearer realm="lqs"'})
 
 

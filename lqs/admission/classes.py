@@ -49,6 +49,4 @@ class Classes:
                 return tenant.best_level
             case "flex":
                 return min(tenant.level + 1, self._lowest)
-        raise BadRequest(
-            "service_tier must be one of auto, default, flex and priority.", param="service_tier"
-        )
+        raise BadRequest("service_tier must be one of auto, default, flex and priority.", param="service_tier")

@@ -55,6 +55,7 @@ class Gate:
         self._classes = Classes(config.queue)
         self._rng = rng or random.Random()
         self._drained_at_ns: int | None = None
+        self._is_shut = False
 
     async def admit(self, request: Request, source: PromptSource, sink: Sink) -> None:
         """Take a place, make the prompt, submit. Raises LqsError.
@@ -65,6 +66,8 @@ class Gate:
         try:
             work = await self._prepare(request, source, served)
             self._classes.assign_lane(request)
+            if self._is_shut:
+                raise self._draining(request, time.monotonic_ns())
             self._desk.submit(request, work, sink, model=served.index)
         except BaseException:
             self.leave(request)
@@ -92,6 +95,15 @@ class Gate:
         """Let nobody in any more; `now_ns` starts the time that clients are told to wait."""
         self._drained_at_ns = now_ns
 
+    def shut(self) -> None:
+        """The drain is over: also who is at the door already is sent away."""
+        self._is_shut = True
+
+    def reload(self, config: Config) -> None:
+        """Take over new limits; requests that are in keep theirs."""
+        self._config = config
+        self._classes = Classes(config.queue)
+
     def closed_reason(self) -> str | None:
         """Why nobody can come in just now, as a refusal's code; None when the server is ready."""
         if self._drained_at_ns is not None:
@@ -100,9 +112,7 @@ class Gate:
             return "model_loading"
         return None if self._models.has_healthy_device else "no_device"
 
-    async def tokenize(
-        self, served: Served, text: str, *, add_special: bool, parse_special: bool
-    ) -> array[int]:
+    async def tokenize(self, served: Served, text: str, *, add_special: bool, parse_special: bool) -> array[int]:
         """The tokens of a text, made in the pool."""
         data = text.encode(errors="replace")
         return await self.run(served.loaded.tokenize, data, add_special, parse_special)
@@ -162,11 +172,7 @@ class Gate:
         left_s = self._config.server.drain_s - (now_ns - begun_ns) / NS_PER_S
         return self._refusal(request, "draining", "The server is shutting down.", left_s)
 
-    def _refusal(
-        self, request: Request, reason: str, message: str, wait_s: float
-    ) -> RequestRefused:
+    def _refusal(self, request: Request, reason: str, message: str, wait_s: float) -> RequestRefused:
         request.state, request.reason = RequestState.REFUSED, reason
         bounded_s = min(max(wait_s, RETRY_AFTER_S_MIN), RETRY_AFTER_S_MAX / _SPREAD)
-        return RequestRefused(
-            reason, message, retry_after_s=bounded_s * self._rng.uniform(1.0, _SPREAD)
-        )
+        return RequestRefused(reason, message, retry_after_s=bounded_s * self._rng.uniform(1.0, _SPREAD))

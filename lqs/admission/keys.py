@@ -114,8 +114,7 @@ class KeyRing:
         self._file = KeyFile(config.keys.file) if config.keys.file else None
         self._indices: dict[str, int] = {}
         self._tenants: list[tuple[bytes, Tenant]] = []
-        self.anonymous = self._anonymous()
-        self.reload()
+        self.reload(config)
 
     @property
     def num_keys(self) -> int:
@@ -127,14 +126,18 @@ class KeyRing:
         """Whether a key is needed."""
         return self._file is not None
 
-    def reload(self) -> None:
-        """Read the file again. Raises ConfigError and leaves everything as it was if it is wrong."""
+    def reload(self, config: Config) -> None:
+        """Read the file again, with these tiers.
+
+        Raises ConfigError and leaves everything as it was if anything is wrong.
+        """
         records = self._file.read() if self._file else []
-        self._check_tiers(records)
+        self._check_tiers(records, config)
         indices = self._assign(records)
+        self._config = config
+        self.anonymous = self._anonymous()
         self._tenants = [
-            (bytes.fromhex(record.sha256), self._tenant(record, indices[record.name]))
-            for record in records
+            (bytes.fromhex(record.sha256), self._tenant(record, indices[record.name])) for record in records
         ]
         self._indices = indices
 
@@ -169,9 +172,7 @@ class KeyRing:
     def _anonymous(self) -> Tenant:
         name = self._config.keys.anonymous_tier
         tier = self._config.tiers[name]
-        return Tenant(
-            "anonymous", name, _ANONYMOUS_INDEX, tier.level, tier.best_level, tier.weight, True
-        )
+        return Tenant("anonymous", name, _ANONYMOUS_INDEX, tier.level, tier.best_level, tier.weight, True)
 
     def _tenant(self, record: KeyRecord, key_index: int) -> Tenant:
         tier = self._config.tiers[record.tier]
@@ -186,13 +187,12 @@ class KeyRing:
             record.is_admin,
         )
 
-    def _check_tiers(self, records: Iterable[KeyRecord]) -> None:
+    def _check_tiers(self, records: Iterable[KeyRecord], config: Config) -> None:
         for record in records:
-            if record.tier not in self._config.tiers:
-                known = ", ".join(self._config.tiers)
+            if record.tier not in config.tiers:
+                known = ", ".join(config.tiers)
                 raise ConfigError(
-                    f"{self._config.keys.file}: key {record.name!r} has tier {record.tier!r}; "
-                    f"there are {known}."
+                    f"{self._config.keys.file}: key {record.name!r} has tier {record.tier!r}; there are {known}."
                 )
 
     def _assign(self, records: list[KeyRecord]) -> dict[str, int]:

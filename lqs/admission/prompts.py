@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from lqs.admission import markers
 from lqs.config import PromptsConfig
+from lqs.engine import tokens
 from lqs.errors import BadRequest, PromptTooLong, RequestRefused
 from lqs.request import PromptSource, Request
 
@@ -98,7 +98,7 @@ def make_prompt(source: PromptSource, served: Served) -> array[int]:
     segments = source.render() if source.render is not None else ()
     # The template adds to what the client sent; the bound holds for the whole too.
     check_bytes(sum(len(segment.text) for segment in segments), served)
-    prompt = markers.tokenize(segments, model)
+    prompt = tokens.tokenize(segments, model)
     if not prompt:
         raise BadRequest("The prompt is empty, and this model has no start token.", param="prompt")
     return prompt
@@ -113,17 +113,13 @@ def grant(wish: int | None, num_prompt_tokens: int, served: Served) -> int:
 
 def _checked_ids(ids: Sequence[int], n_vocab: int) -> array[int]:
     if min(ids) < 0 or max(ids) >= n_vocab:
-        raise BadRequest(
-            f"prompt: this model's token ids go from 0 to {n_vocab - 1}.", param="prompt"
-        )
+        raise BadRequest(f"prompt: this model's token ids go from 0 to {n_vocab - 1}.", param="prompt")
     return array("i", ids)
 
 
 def _check_bias(request: Request, n_vocab: int) -> None:
     if any(not 0 <= token < n_vocab for token, _ in request.sampling.logit_bias):
-        raise BadRequest(
-            f"logit_bias: this model's token ids go from 0 to {n_vocab - 1}.", param="logit_bias"
-        )
+        raise BadRequest(f"logit_bias: this model's token ids go from 0 to {n_vocab - 1}.", param="logit_bias")
 
 
 def _work(request: Request, served: Served) -> Work:

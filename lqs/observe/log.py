@@ -102,9 +102,11 @@ class _Handler(logging.Handler):
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        write = self._log.error if record.levelno >= logging.ERROR else self._log.info
-        fields = {"error": record.exc_info[0].__name__} if record.exc_info and record.exc_info[0] else {}
-        write(neutralise(record.getMessage()), **fields)
+        # Its warnings are about single clients (a malformed request): nothing to wake anybody for.
+        write = self._log.error if record.levelno >= logging.ERROR else self._log.debug
+        kind = record.exc_info[0] if record.exc_info else None
+        fields = {"error": kind.__name__} if kind else {}
+        write("http", message=record.getMessage(), **fields)
 
 
 def neutralise(text: str) -> str:

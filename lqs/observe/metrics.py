@@ -228,9 +228,7 @@ class Metrics:
             "enable_prefix_caching": str(engine.prefix_cache),
             "num_gpu_blocks": str(engine.ctx),
         }
-        info = GaugeMetricFamily(
-            "vllm:cache_config_info", "How the KV cache is set.", labels=list(shown)
-        )
+        info = GaugeMetricFamily("vllm:cache_config_info", "How the KV cache is set.", labels=list(shown))
         info.add_metric(list(shown.values()), 1)
         return info
 
@@ -239,9 +237,7 @@ class Metrics:
         yield counter("vllm:prompt_tokens", "Prompt tokens.", self._num_prompt_tokens)
         yield counter("vllm:generation_tokens", "Tokens made.", self._num_completion_tokens)
         yield counter("vllm:num_preemptions", "Requests set aside while they ran.", 0)
-        yield counter(
-            "vllm:prefix_cache_queries", "Tokens looked up.", self._num_prefix_queries
-        )
+        yield counter("vllm:prefix_cache_queries", "Tokens looked up.", self._num_prefix_queries)
         yield counter("vllm:prefix_cache_hits", "Tokens found.", self._num_prefix_hits)
         yield _labelled(
             "vllm:request_success",
@@ -250,12 +246,13 @@ class Metrics:
             self._finished,
         )
         yield _labelled("lqs_refusals", "Requests refused.", "reason", self._refused)
+        yield _labelled("lqs_queue_ended", "Requests that left the queue unserved.", "reason", self._ended)
         yield _labelled(
-            "lqs_queue_ended", "Requests that left the queue unserved.", "reason", self._ended
+            "lqs_promotions",
+            "Classes gained by waiting.",
+            "level",
+            dict(zip(self._levels, core["num_promotions"], strict=True)),
         )
-        yield _labelled("lqs_promotions", "Classes gained by waiting.", "level", dict(
-            zip(self._levels, core["num_promotions"], strict=True)
-        ))
 
     def _histograms(self) -> Iterator[Metric]:
         named = (

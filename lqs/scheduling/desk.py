@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from lqs._core import (
@@ -45,6 +44,13 @@ class Observer(Protocol):
     def event_lost(self, request: Request, error: Exception) -> None: ...
 
 
+class Body(Protocol):
+    """The body of the scheduler's thread: `run` returns after `stop`."""
+
+    def run(self) -> None: ...
+    def stop(self) -> None: ...
+
+
 class Ticket:
     """A request at the desk, with the sink that wants its events."""
 
@@ -58,30 +64,30 @@ class Ticket:
 class Desk:
     """The event loop's end of the scheduler.
 
-    `run` is the body of the scheduler's thread and returns after `stop`; tests leave both out and
-    drive the scheduler themselves.
+    `body` is what the scheduler's thread does; tests leave it out and drive the scheduler
+    themselves.
 
     Owner: the event loop.
     """
 
     def __init__(
         self,
-        config: Config,
+        scheduler: Scheduler,
         observer: Observer,
         *,
-        key_weights: list[float],
-        run: Callable[[Scheduler], None] | None = None,
-        stop: Callable[[Scheduler], None] | None = None,
+        num_levels: int,
+        body: Body | None = None,
     ) -> None:
-        self.scheduler = make_scheduler(config, key_weights)
+        self.scheduler = scheduler
         self._observer = observer
-        self._run = run
-        self._stop = stop
+        self._body = body
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         # When the next place of each class is spoken for, in the eyes of those refused so far.
-        self._next_place_ns = [0] * len(config.queue.levels)
+        self._next_place_ns = [0] * num_levels
         self._live: set[Ticket] = set()
+        # Requests between their place and the core; with the live ones, all that are inside.
+        self._num_entering = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -89,10 +95,8 @@ class Desk:
         """Listen for events, and start the scheduler's thread. Device slots are added before."""
         self._loop = loop
         loop.add_reader(self.scheduler.loop_fd, self.drain_events)
-        if self._run is not None:
-            self._thread = threading.Thread(
-                target=self._run, args=(self.scheduler,), name="lqs-scheduler", daemon=True
-            )
+        if self._body is not None:
+            self._thread = threading.Thread(target=self._body.run, name="lqs-scheduler", daemon=True)
             self._thread.start()
 
     def close(self, limit_s: float) -> bool:
@@ -100,29 +104,33 @@ class Desk:
         if self._loop is not None:
             self._loop.remove_reader(self.scheduler.loop_fd)
             self._loop = None
-        if self._thread is None:
+        if self._body is None or self._thread is None:
             return True
-        assert self._stop is not None
-        self._stop(self.scheduler)
+        self._body.stop()
         self._thread.join(limit_s)
         return not self._thread.is_alive()
 
     def try_enter(self, request: Request) -> bool:
         """Take a place in the request's class, if there is one."""
-        request.holds_permit = self.scheduler.try_enter(request.level)
-        return request.holds_permit
+        if not self.scheduler.try_enter(request.level):
+            return False
+        request.holds_permit = True
+        self._num_entering += 1
+        self._idle.clear()
+        return True
 
     def leave(self, request: Request) -> None:
         """Give back a place that was taken and not used."""
         if request.holds_permit:
-            request.holds_permit = False
+            self._hand_over(request)
             self.scheduler.leave(request.level)
+            self._check_idle()
 
     def submit(self, request: Request, work: Work, sink: Sink, *, model: int) -> None:
         """Hand the request, with its place, to the scheduler. Raises RequestRefused."""
         ticket = Ticket(request, sink)
         # From here on the place is the core's, also if it has no room in its table.
-        request.holds_permit = False
+        self._hand_over(request)
         try:
             request.handle = self.scheduler.submit(
                 work,
@@ -140,12 +148,12 @@ class Desk:
                 footprint_tokens=request.footprint_tokens,
             )
         except TableFull:
+            self._check_idle()
             request.state, request.reason = RequestState.REFUSED, "queue_full"
             wait_s = self.retry_after_s(request.level, time.monotonic_ns())
             message = "The server holds as many requests as it can."
             raise RequestRefused("queue_full", message, retry_after_s=wait_s) from None
         self._live.add(ticket)
-        self._idle.clear()
 
     def cancel(self, request: Request) -> None:
         """Ask for the request to end, wherever it is; its sink hears of it. May be repeated."""
@@ -162,12 +170,12 @@ class Desk:
         """Wait until no request is left; False if some still were after the limit."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), limit_s)
-        return not self._live
+        return self.num_inside == 0
 
     @property
-    def num_live(self) -> int:
-        """Requests in the core, whatever their state."""
-        return len(self._live)
+    def num_inside(self) -> int:
+        """Requests with a place, whatever their state."""
+        return self._num_entering + len(self._live)
 
     def position(self, request: Request) -> int | None:
         """Its place in the queue, from 1, estimated; None when it does not wait."""
@@ -234,8 +242,15 @@ class Desk:
     def _settle(self, ticket: Ticket) -> None:
         self._live.discard(ticket)
         ticket.request.handle = None
+        self._check_idle()
         ticket.sink.settled()
-        if not self._live:
+
+    def _hand_over(self, request: Request) -> None:
+        request.holds_permit = False
+        self._num_entering -= 1
+
+    def _check_idle(self) -> None:
+        if self.num_inside == 0:
             self._idle.set()
 
 

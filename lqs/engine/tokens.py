@@ -50,9 +50,7 @@ def _encode(text: str) -> bytes:
     return text.encode(errors="replace")
 
 
-def _pieces(
-    segments: Sequence[Segment], markers: re.Pattern[str] | None
-) -> Iterator[tuple[str, bool]]:
+def _pieces(segments: Sequence[Segment], markers: re.Pattern[str] | None) -> Iterator[tuple[str, bool]]:
     """Texts to tokenise one by one, and whether markers in them count."""
     if markers is None or not _touches_untrusted(segments, markers):
         yield "".join(segment.text for segment in segments), True

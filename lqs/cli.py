@@ -1,0 +1,69 @@
+"""The command line: finds the command, parses its arguments, turns errors into exit codes.
+
+A command is a module in `lqs.commands` with `add_arguments(parser)` and `run(args)`. Only the one
+that is asked for is imported, so that `lqs --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from lqs.errors import StartError
+
+COMMANDS = {
+    "serve": "serve a model over HTTP",
+    "check": "read the config, look at the machine, print the plan; start nothing",
+    "chat": "talk to a running server",
+    "keys": "add, list and revoke API keys",
+    "models": "fetch, list and make model files",
+}
+
+
+class Command(Protocol):
+    """What a command's module offers. `run` gives the exit code, or raises StartError."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code: 0, 1 for a failure, 2 for wrong use."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        name = _choose(args[:1])
+        command = cast(Command, importlib.import_module(f"lqs.commands.{name}"))
+        parser = argparse.ArgumentParser(prog=f"lqs {name}", description=f"{COMMANDS[name]}.")
+        command.add_arguments(parser)
+        return command.run(parser.parse_args(args[1:]))
+    except StartError as error:
+        print(f"lqs: {error}", file=sys.stderr)
+        return error.exit_code
+    except SystemExit as error:
+        # argparse has printed what it wants; --help is 0, wrong use is 2.
+        return int(error.code or 0)
+    except KeyboardInterrupt:
+        return 1
+    except BrokenPipeError:
+        # The reader of our output has left; the interpreter must not complain when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _choose(first: Sequence[str]) -> str:
+    """The command's name. Leaves with help or an error where there is none."""
+    width = max(map(len, COMMANDS))
+    listing = "\n".join(f"  {name:<{width}}  {about}" for name, about in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="lqs",
+        description="A queue server for local language models.",
+        epilog=f"commands:\n{listing}\n\n`lqs COMMAND --help` tells more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=COMMANDS, metavar="command", help="one of those below")
+    name: str = parser.parse_args(first).command
+    return name

@@ -1,0 +1,63 @@
+"""`lqs check`: what `lqs serve` would do on this machine, without doing it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from lqs.admission.keys import KeyRing
+from lqs.commands.flags import add_setting_flags, load_config
+from lqs.config import Config
+from lqs.engine.plan import Plan, make_plan
+from lqs.engine.store import DEFAULT_MODEL, Store, store_folder
+from lqs.settings import check_exposure
+
+_MB = 1_000_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL and the flags that override settings."""
+    add_setting_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan; 1 if it does not fit. Raises StartError for what keeps it from starting."""
+    config = load_config(args)
+    keys = KeyRing(config)
+    check_exposure(config, keys.num_keys)
+    path = Store(store_folder(os.environ)).resolve(config.model.path or DEFAULT_MODEL.name)
+    plan = make_plan(config, path)
+    for line in report(config, path, plan, keys.num_keys):
+        print(line)
+    if fits(config, plan):
+        return 0
+    print("It does not fit: lower engine.ctx or engine.kv_margin_mb, or free some memory.")
+    return 1
+
+
+def fits(config: Config, plan: Plan) -> bool:
+    """Whether weights, KV and margin are within the memory that is free."""
+    needed = plan.weights_bytes + plan.kv_bytes + config.engine.kv_margin_mb * _MB
+    return needed <= plan.machine.memory_free_bytes
+
+
+def report(config: Config, path: Path, plan: Plan, num_keys: int) -> Iterator[str]:
+    """The plan in lines."""
+    engine, queue, machine = config.engine, config.queue, plan.machine
+    slots = len(plan.devices)
+    yield f"machine    {machine.num_cores} cores, {machine.memory_free_bytes // _MB} MB free"
+    yield f"model      {path.name}, context {plan.n_ctx_train} tokens"
+    yield f"devices    {', '.join(plan.devices)}, {plan.threads} threads each"
+    yield f"weights    {plan.weights_bytes // _MB} MB, shared by the device slots"
+    yield (
+        f"KV         {plan.kv_tokens} tokens x {plan.kv_bytes_per_token} bytes x {slots} = {plan.kv_bytes // _MB} MB"
+    )
+    yield f"margin     {engine.kv_margin_mb} MB"
+    yield f"sequences  {engine.parallel} per device slot, {engine.parallel * slots} in all"
+    yield f"a request  at most {plan.request_tokens_max} tokens, prompt and answer together"
+    classes = zip(queue.levels, config.level_caps, strict=True)
+    caps = ", ".join(f"{name} {cap}" for name, cap in classes)
+    yield f"queue      {queue.total} in all; {caps}"
+    yield f"keys       {num_keys or 'none: this machine only'}"

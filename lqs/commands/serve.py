@@ -1,0 +1,18 @@
+"""`lqs serve`: serve a model until a signal."""
+
+from __future__ import annotations
+
+import argparse
+
+from lqs.commands.flags import add_setting_flags, load_config
+from lqs.serve import run as run_server
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL and the flags that override settings."""
+    add_setting_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve; the exit code. Raises StartError."""
+    return run_server(load_config(args), reload_config=lambda: load_config(args))

@@ -1,0 +1,279 @@
+"""Models on their device slots: planned, loaded, started, watched, stopped.
+
+A device slot is one model on one device with a worker thread of its own. `cpu:0`, `cpu:1`, ... share
+the cores and the weights of the machine; each has a context, and so a KV budget, of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from lqs.config import Config, ModelConfig
+from lqs.engine.plan import Plan, make_plan
+from lqs.engine.template import ChatTemplate, TemplateInvalid
+from lqs.errors import EngineFailed, StartError
+from lqs.request import NS_PER_S
+
+if TYPE_CHECKING:
+    from lqs._core import Scheduler
+    from lqs.engine.library import Model
+
+# Until something is loaded nothing is known about how long it will take.
+_UNKNOWN_LOAD_S = 5.0
+
+
+class Worker(Protocol):
+    """The native worker, as far as its life goes."""
+
+    @property
+    def state(self) -> str: ...
+    @property
+    def is_parked(self) -> bool: ...
+    @property
+    def death(self) -> str: ...
+    @property
+    def step_began_ns(self) -> int: ...
+    def run(self) -> None: ...
+    def stop(self) -> None: ...
+    def close(self) -> None: ...
+    def snapshot(self) -> dict[str, Any]: ...
+
+
+class Library(Protocol):
+    """What is needed of `lqs.engine.library`; tests bring their own."""
+
+    def Model(self, path: Path) -> Model: ...
+    def make_worker(self, scheduler: Scheduler, slot: int, model: Model, **settings: Any) -> Worker: ...
+
+
+@dataclass(slots=True)
+class Slot:
+    """One device slot and its thread. Owner: the event loop."""
+
+    device: str
+    worker: Worker
+    kv_tokens: int
+    thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the worker's thread."""
+        self.thread = threading.Thread(target=self.worker.run, name=f"lqs-{self.device}", daemon=True)
+        self.thread.start()
+
+    def is_healthy(self, now_ns: int, stall_s: float) -> bool:
+        """Whether it works: alive, and not inside one step for too long."""
+        began_ns = self.worker.step_began_ns
+        is_stalled = began_ns > 0 and now_ns - began_ns > stall_s * NS_PER_S
+        return self.worker.state == "ready" and not is_stalled
+
+    def close(self, limit_s: float) -> bool:
+        """Stop and free it; False if its thread is parked or does not end, nothing is freed then."""
+        self.worker.stop()
+        if self.thread is not None:
+            self.thread.join(limit_s)
+        if self.worker.is_parked or (self.thread is not None and self.thread.is_alive()):
+            return False
+        self.worker.close()
+        return True
+
+
+class Served:
+    """A model under its name in requests. Owner: the event loop, once it is loaded."""
+
+    def __init__(self, config: Config, name: str, index: int, model: Model) -> None:
+        self.name = name
+        self.index = index
+        self.config: ModelConfig = config.model
+        self.is_prefix_shared = config.engine.prefix_shared
+        self.created = int(time.time())
+        self.n_ctx = 0
+        self.template: ChatTemplate | None = None
+        self.template_error: str | None = None
+        self.slots: list[Slot] = []
+        self.is_loading = True
+        self._stall_s = config.engine.stall_s
+        self._model = model
+        self._load_began_ns = time.monotonic_ns()
+
+    @property
+    def model(self) -> Model | None:
+        """The model, None while it is loading."""
+        return None if self.is_loading else self._model
+
+    @property
+    def loaded(self) -> Model:
+        """The model. Raises EngineFailed while it is loading."""
+        if self.is_loading:
+            raise EngineFailed("The model is loading.")
+        return self._model
+
+    @property
+    def state(self) -> str:
+        """loading, ready or failed."""
+        if self.is_loading:
+            return "loading"
+        return "ready" if self.has_healthy_device else "failed"
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices that serve it."""
+        return [slot.device for slot in self.slots]
+
+    @property
+    def has_healthy_device(self) -> bool:
+        """Whether anything can run it now."""
+        now_ns = time.monotonic_ns()
+        return any(slot.is_healthy(now_ns, self._stall_s) for slot in self.slots)
+
+    def load_time_left_s(self, now_ns: int) -> float:
+        """Seconds until it is loaded, from how long the part that is there took."""
+        progress = self._model.progress
+        if progress <= 0:
+            return _UNKNOWN_LOAD_S
+        return (now_ns - self._load_began_ns) / NS_PER_S * (1 - progress) / progress
+
+    def meta(self) -> dict[str, Any]:
+        """What `/v1/models` tells about it."""
+        meta: dict[str, Any] = {"state": self.state, "devices": self.devices}
+        if self.model is None:
+            return meta
+        has_template = "ok" if self.template else "none"
+        return meta | {
+            "n_ctx": self.n_ctx,
+            "n_ctx_train": self.model.native.n_ctx_train,
+            "n_vocab": self.model.n_vocab,
+            "n_params": self.model.native.n_params,
+            "size": self.model.native.size_bytes,
+            "chat_template": self.template_error or has_template,
+        }
+
+    def prepare(self, plan: Plan) -> None:
+        """What is known once the weights are there: limits and the chat template."""
+        self.n_ctx = plan.request_tokens_max
+        try:
+            self.template = self._make_template()
+        except TemplateInvalid as error:
+            # The model still completes plain prompts; chat says what is wrong.
+            self.template_error = str(error)
+
+    def _make_template(self) -> ChatTemplate | None:
+        model = self._model
+        source = model.chat_template
+        if self.config.chat_template:
+            source = _read_template(self.config.chat_template)
+        if source is None:
+            return None
+        bos, eos = model.bos, model.native.eos
+        return ChatTemplate(
+            source,
+            special_texts=model.control_texts,
+            bos_text=model.token_text(bos) if bos is not None else "",
+            eos_text=model.token_text(eos) if eos >= 0 else "",
+        )
+
+
+class Models:
+    """All that is served; one model for now.
+
+    Owner: the event loop, but for `load`, which a thread of its own runs.
+    """
+
+    def __init__(self, config: Config, path: Path, library: Library, scheduler: Scheduler) -> None:
+        self._config = config
+        self._path = path
+        self._library = library
+        self._scheduler = scheduler
+        name = config.model.name or path.name.removesuffix(".gguf")
+        self._served = {name: Served(config, name, 0, library.Model(path))}
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether any model is not there yet."""
+        return any(served.is_loading for served in self._served.values())
+
+    @property
+    def has_healthy_device(self) -> bool:
+        """Whether anything can run."""
+        return any(served.has_healthy_device for served in self._served.values())
+
+    @property
+    def slots(self) -> Iterator[Slot]:
+        """All device slots."""
+        return (slot for served in self._served.values() for slot in served.slots)
+
+    def names(self) -> list[str]:
+        """The names of all models."""
+        return list(self._served)
+
+    def find(self, name: str) -> Served | None:
+        """The model of that name."""
+        return self._served.get(name)
+
+    def load(self) -> Plan:
+        """Load the weights and open every device slot; takes long. Raises StartError."""
+        (served,) = self._served.values()
+        served._model.load()
+        plan = make_plan(self._config, self._path)
+        for device in plan.devices:
+            served.slots.append(self._open(served, device, plan))
+        served.prepare(plan)
+        return plan
+
+    def start(self) -> None:
+        """Start the workers; from now on requests are let in."""
+        for served in self._served.values():
+            for slot in served.slots:
+                slot.start()
+            served.is_loading = False
+
+    def snapshots(self) -> Mapping[str, Mapping[str, Any]]:
+        """The published counters of every device slot, by device."""
+        now_ns, stall_s = time.monotonic_ns(), self._config.engine.stall_s
+        return {
+            slot.device: {
+                **slot.worker.snapshot(),
+                "is_healthy": slot.is_healthy(now_ns, stall_s),
+                "num_kv_tokens": slot.kv_tokens,
+            }
+            for slot in self.slots
+        }
+
+    def close(self, limit_s: float) -> bool:
+        """Stop every worker, then free contexts and weights; False if a thread did not end."""
+        ended = [slot.close(limit_s) for slot in reversed(list(self.slots))]
+        if all(ended):
+            for served in self._served.values():
+                served._model.close()
+        return all(ended)
+
+    def _open(self, served: Served, device: str, plan: Plan) -> Slot:
+        engine = self._config.engine
+        number = self._scheduler.add_device_slot(
+            model=served.index, kv_tokens=plan.kv_tokens, num_sequences=engine.parallel
+        )
+        worker = self._library.make_worker(
+            self._scheduler,
+            number,
+            served._model,
+            n_ctx=plan.kv_tokens,
+            n_seq=engine.parallel,
+            n_batch=engine.n_batch,
+            threads=plan.threads,
+            kv_unified=engine.kv_unified,
+            prefix_cache=engine.prefix_cache,
+            flash_attention=engine.flash_attention,
+            inter_token_target_ms=engine.inter_token_target_ms,
+        )
+        return Slot(device, worker, plan.kv_tokens)
+
+
+def _read_template(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartError(f"model.chat_template: {path}: {error}.") from None

@@ -1,0 +1,142 @@
+"""The listening socket and the HTTP server on it, with bounds on what one connection may take.
+
+The only door to uvicorn. It answers from the moment the socket is bound; what it answers is the
+application's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from lqs.config import ServerConfig
+from lqs.errors import StartError
+from lqs.observe.log import Log
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A socket on the configured address, not yet listening. Raises StartError."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((config.host, config.port))
+    except OSError as error:
+        listening.close()
+        raise StartError(
+            f"cannot listen on {config.host}:{config.port}: {error.strerror}. Choose another with --host and --port."
+        ) from None
+    return listening
+
+
+def make_http(app: object, config: ServerConfig, log: Log, close_s: int) -> HttpServer:
+    """The HTTP server around the application."""
+    log.take_over("uvicorn.error")
+    protocol = type("LimitedConnection", (Connection,), {"limits": config})
+    return HttpServer(
+        uvicorn.Config(
+            app,  # type: ignore[arg-type]
+            http=protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=config.backlog,
+            timeout_keep_alive=int(config.keep_alive_s),
+            timeout_graceful_shutdown=close_s,
+        )
+    )
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers: the whole server has one way to end."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Connection(HttpToolsProtocol):
+    """A client's connection, with bounds that uvicorn's own lacks: number, header bytes and time.
+
+    Owner: the event loop.
+    """
+
+    limits: ServerConfig
+    _head_timer: asyncio.TimerHandle | None = None
+    _num_head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.num_connections_max:
+            transport.write(_answer(503, "Too many connections.", "Retry-After: 1\r\n"))
+            transport.close()
+        else:
+            self._start_head_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_head_timer()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self._num_head_bytes = 0
+        self._start_head_timer()
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._stop_head_timer()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if self._num_head_bytes > self.limits.header_bytes_max:
+            self.transport.write(_answer(431, "The request's headers are too large."))
+        else:
+            self.transport.write(_answer(400, msg))
+        self.transport.close()
+
+    def _count_head(self, num_bytes: int) -> None:
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > self.limits.header_bytes_max:
+            # The parser turns this into its own error, which ends in send_400_response.
+            raise ValueError("headers too large")
+
+    def _start_head_timer(self) -> None:
+        """A client that says nothing, or its headers too slowly, loses its connection."""
+        self._stop_head_timer()
+        self._head_timer = self.loop.call_later(self.limits.keep_alive_s, self.transport.close)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+def _answer(status: int, message: str, headers: str = "") -> bytes:
+    """An error in the API's form, for what never becomes a request."""
+    body = f'{{"error":{{"message":"{message}","type":"invalid_request_error","param":null,"code":null}}}}'
+    return (
+        f"HTTP/1.1 {status} {_PHRASES[status]}\r\ncontent-type: application/json\r\n{headers}"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n{body}"
+    ).encode("ascii")
+
+
+_PHRASES = {
+    400: "Bad Request",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}

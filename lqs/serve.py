@@ -1,0 +1,274 @@
+"""Builds, wires, runs, drains and closes the server. The only module that knows every part.
+
+In time order: bind the socket; answer at once, refusing until the model is there; load; serve
+until a signal; drain; close everything in the reverse order of its start. A thread that does not
+end in time is reported once, and the process then leaves without waiting for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import TypeVar
+
+import uvloop
+
+from lqs.admission.gate import Gate
+from lqs.admission.keys import KeyRing
+from lqs.admission.prompts import Prompts
+from lqs.api.app import Services, create_app
+from lqs.config import Config
+from lqs.engine import library
+from lqs.engine.gguf import read_header
+from lqs.engine.slots import Models
+from lqs.engine.store import DEFAULT_MODEL, Store, store_folder
+from lqs.errors import StartError
+from lqs.listen import HttpServer, bind, make_http
+from lqs.observe.log import Log
+from lqs.observe.metrics import Metrics
+from lqs.scheduling.desk import Desk, make_scheduler
+from lqs.settings import check_exposure
+
+T = TypeVar("T")
+
+# What is cancelled at the end of a drain still needs a step of the engine and a last write.
+_LAST_WORDS_S = 1
+_WATCH_INTERVAL_S = 0.5
+
+
+class Server:
+    """Everything that runs, and its life. Owner: the event loop.
+
+    `reload_config` reads the config again on SIGHUP.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        services: Services,
+        *,
+        models: Models,
+        prompts: Prompts,
+        reload_config: Callable[[], Config] | None = None,
+    ) -> None:
+        self._config = config
+        self._services = services
+        self._gate: Gate = services.gate
+        self._desk: Desk = services.desk
+        self._log: Log = services.log
+        self._models = models
+        self._prompts = prompts
+        self._reload_config = reload_config
+        self._stop_wanted = asyncio.Event()
+        self._http: HttpServer | None = None
+        self.port = 0
+        self.hung: list[str] = []
+
+    async def run(self) -> int:
+        """Serve until `stop` is called or a signal comes; the exit code."""
+        listening = bind(self._config.server)
+        self.port = listening.getsockname()[1]
+        self._http = make_http(create_app(self._services), self._config.server, self._log, close_s=_LAST_WORDS_S)
+        http = asyncio.create_task(self._http.serve([listening]))
+        watch = asyncio.create_task(self._watch())
+        try:
+            return await self._live()
+        finally:
+            watch.cancel()
+            await self._close(http)
+
+    def stop(self) -> None:
+        """Begin to drain; `run` returns after it. A second call changes nothing."""
+        self._stop_wanted.set()
+
+    def reload(self) -> None:
+        """Read keys and limits again; what is wrong with them is logged and changes nothing."""
+        try:
+            config = self._reload_config() if self._reload_config else self._config
+            if config.queue.levels != self._config.queue.levels:
+                raise StartError("queue.levels: the classes change only with a restart.")
+            self._services.keys.reload(config)
+        except StartError as error:
+            self._log.error("reload failed, nothing changed", reason=str(error))
+            return
+        self._gate.reload(config)
+        self._log.info("reloaded", keys=self._services.keys.num_keys)
+
+    async def _live(self) -> int:
+        """Load, serve, drain."""
+        shown = self._config.server.host
+        self._log.info("listening", host=shown, port=self.port)
+        try:
+            if not await self._load():
+                return 0
+        except StartError as error:
+            self._log.error("cannot start", reason=str(error))
+            return error.exit_code
+        self._log.info("ready", models=",".join(self._models.names()), port=self.port)
+        await self._stop_wanted.wait()
+        await self._drain()
+        return 0
+
+    async def _load(self) -> bool:
+        """Load and start everything; False if the server was stopped meanwhile."""
+        loading = asyncio.ensure_future(in_thread(self._models.load, "lqs-load"))
+        stopping = asyncio.ensure_future(self._stop_wanted.wait())
+        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not loading.done():
+            # Nothing can break off a native load; the process leaves without its thread.
+            self.hung.append("lqs-load")
+            self._gate.drain(time.monotonic_ns())
+            return False
+        loading.result()
+        self._desk.start(asyncio.get_running_loop())
+        self._models.start()
+        return True
+
+    async def _drain(self) -> None:
+        """Let nobody in, serve what is in until the limit, cancel the rest."""
+        limit_s = self._config.server.drain_s
+        self._gate.drain(time.monotonic_ns())
+        self._log.info("draining", requests=self._desk.num_inside, limit_s=limit_s)
+        if await self._desk.wait_idle(limit_s):
+            return
+        self._log.warning("drain limit reached", requests=self._desk.num_inside)
+        self._gate.shut()
+        self._desk.cancel_all("draining")
+        await self._desk.wait_idle(_LAST_WORDS_S)
+
+    async def _close(self, http: asyncio.Task[None]) -> None:
+        """End everything, in the reverse order of its start."""
+        assert self._http is not None
+        self._http.should_exit = True
+        (failure,) = await asyncio.gather(http, return_exceptions=True)
+        if failure is not None:
+            self._log.error("the HTTP server failed", error=type(failure).__name__)
+        limit_s = self._config.server.close_s
+        self._prompts.close()
+        # Threads are joined, which blocks the loop; nobody needs it any more.
+        if "lqs-load" not in self.hung and not self._models.close(limit_s):
+            self.hung.append("workers")
+        if not self._desk.close(limit_s):
+            self.hung.append("lqs-scheduler")
+        if self.hung:
+            self._log.warning("left behind", threads=",".join(self.hung))
+        self._log.info("stopped")
+
+    async def _watch(self) -> None:
+        """Say in the log when a device slot stops working, and when it works again."""
+        healthy: dict[str, bool] = {}
+        while True:
+            for slot in self._models.slots:
+                is_healthy = slot.is_healthy(time.monotonic_ns(), self._config.engine.stall_s)
+                if healthy.get(slot.device, True) != is_healthy:
+                    self._log_health(slot.device, is_healthy, slot.worker.death)
+                healthy[slot.device] = is_healthy
+            await asyncio.sleep(_WATCH_INTERVAL_S)
+
+    def _log_health(self, device: str, is_healthy: bool, death: str) -> None:
+        if is_healthy:
+            self._log.info("device slot works again", device=device)
+        else:
+            reason = death or "its step does not end"
+            self._log.error("device slot does not work", device=device, reason=reason)
+
+
+def build(
+    config: Config,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    reload_config: Callable[[], Config] | None = None,
+) -> Server:
+    """Make and wire all parts; nothing runs yet. Raises StartError."""
+    keys = KeyRing(config)
+    check_exposure(config, keys.num_keys)
+    path = Store(store_folder(environ)).resolve(config.model.path or DEFAULT_MODEL.name)
+    # A file that cannot be a model is reported at once, not after the port is taken.
+    read_header(path)
+    log = Log(config.log)
+    library.start(verbose=config.log.level == "debug")
+    scheduler = make_scheduler(config, keys.weights())
+    models = Models(config, path, library, scheduler)
+    metrics = Metrics(
+        config,
+        model_name=models.names()[0],
+        core=scheduler.snapshot,
+        workers=models.snapshots,
+        closed_reason=lambda: gate.closed_reason(),  # noqa: PLW0108 The gate is made below.
+    )
+    desk = Desk(
+        scheduler,
+        metrics,
+        num_levels=len(config.queue.levels),
+        body=library.SchedulerBody(scheduler),
+    )
+    prompts = Prompts(config.prompts)
+    gate = Gate(config, desk=desk, models=models, prompts=prompts)
+    services = Services(config=config, gate=gate, desk=desk, keys=keys, models=models, metrics=metrics, log=log)
+    return Server(config, services, models=models, prompts=prompts, reload_config=reload_config)
+
+
+def run(config: Config, reload_config: Callable[[], Config] | None = None) -> int:
+    """Serve in this process until a signal; the exit code. Raises StartError."""
+    raise_file_limit()
+    server = build(config, reload_config=reload_config)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        code = runner.run(_run_with_signals(server))
+        if server.hung:
+            # Neither the loop nor the interpreter could end with these threads still in libllama.
+            leave(code)
+    return code
+
+
+async def _run_with_signals(server: Server) -> int:
+    """Drain on the first SIGTERM or SIGINT, leave on the second, reload on SIGHUP."""
+    loop = asyncio.get_running_loop()
+    num_asked = 0
+
+    def ask() -> None:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked > 1:
+            leave(1)
+        server.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ask)
+    loop.add_signal_handler(signal.SIGHUP, server.reload)
+    return await server.run()
+
+
+def leave(code: int) -> None:
+    """End the process now, whatever its threads do."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+async def in_thread(function: Callable[[], T], name: str) -> T:
+    """Call something slow in a thread that the process does not wait for at its end."""
+    done: Future[T] = Future()
+
+    def body() -> None:
+        try:
+            done.set_result(function())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=body, name=name, daemon=True).start()
+    return await asyncio.wrap_future(done)
+
+
+def raise_file_limit() -> None:
+    """Allow as many open files as the system lets us: each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
