@@ -15,7 +15,7 @@ from lqs.api.intake import find_served, read_body, request_of
 from lqs.api.messages import continues_final, messages_of, num_text_bytes_min, variables_of
 from lqs.api.replies import chat_reply
 from lqs.api.services import Services
-from lqs.api.wire import ChatBody, Conversation, read
+from lqs.api.wire import ChatBody, read
 from lqs.errors import BadRequest, RequestRefused
 from lqs.request import PromptSource
 from lqs.streaming.sse import ChatFrames
@@ -56,7 +56,7 @@ class Chat:
         )
 
 
-def prompt_source(body: Conversation, served: Served) -> PromptSource:
+def prompt_source(body: ChatBody, served: Served) -> PromptSource:
     """Return how to make the prompt of a conversation; the template itself runs in the pool.
 
     Raises BadRequest for messages that are wrong, and where the model has no usable template.

@@ -98,9 +98,8 @@ class Generator:
 
     async def _stream(self, job: Job, outlet: Outlet, watch: ClientWatch) -> None:
         await outlet.wait_begun(self._services.config.queue.hold_s)
-        if outlet.end_reason is not None:
-            failure = self._failure(job.request, outlet)
-            assert failure is not None
+        failure = self._failure(job.request, outlet) if outlet.is_over and outlet.is_empty else None
+        if failure is not None:
             await send_error(watch.send, failure, _headers(job.request, outlet))
             return
         headers = _STREAM_HEADERS + _headers(job.request, outlet)

@@ -13,7 +13,7 @@ import msgspec
 
 from lqs.api.depth import depths
 from lqs.api.fields import refuse_unless_neutral
-from lqs.api.wire import Conversation, Message, Part, ToolCall
+from lqs.api.wire import ChatBody, Message, Part, ToolCall
 from lqs.errors import BadRequest
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -22,7 +22,7 @@ ARGUMENTS_DEPTH_MAX = 64
 _MULTIMODAL = ("image_url", "input_image", "input_audio", "video_url", "file")
 
 
-def messages_of(body: Conversation) -> list[dict[str, Any]]:
+def messages_of(body: ChatBody) -> list[dict[str, Any]]:
     """Return plain data for the template. Raises BadRequest with the message's place."""
     if not body.messages:
         raise BadRequest("messages must have at least one message.", param="messages")
@@ -34,7 +34,7 @@ def messages_of(body: Conversation) -> list[dict[str, Any]]:
     return messages
 
 
-def continues_final(body: Conversation) -> bool:
+def continues_final(body: ChatBody) -> bool:
     """Tell if the answer goes on from the last message instead of beginning a new one.
 
     Only where the body says so; an assistant message at the end alone does not.
@@ -46,7 +46,7 @@ def continues_final(body: Conversation) -> bool:
     return bool(body.continue_final_message) or body.add_generation_prompt is False
 
 
-def variables_of(body: Conversation) -> dict[str, Any]:
+def variables_of(body: ChatBody) -> dict[str, Any]:
     """Return what the client wants the template to know."""
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:

@@ -11,10 +11,10 @@ from starlette.types import Receive, Scope, Send
 
 from lqs.api.chat import prompt_source
 from lqs.api.errors import send_json
-from lqs.api.fields import TOKENS_MAX, refuse_unless_neutral
+from lqs.api.fields import TOKENS_MAX, check_unsupported
 from lqs.api.intake import find_served, read_body
 from lqs.api.services import Services
-from lqs.api.wire import DetokenizeBody, TemplateBody, TokenizeBody, read
+from lqs.api.wire import ChatBody, DetokenizeBody, TokenizeBody, read
 from lqs.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -64,13 +64,12 @@ class ApplyTemplate:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._decoder = msgspec.json.Decoder(TemplateBody)
+        self._decoder = msgspec.json.Decoder(ChatBody)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         services = self._services
         body = await read(self._decoder, await read_body(receive), services.config.server.body_depth_max)
-        refuse_unless_neutral("tools", body.tools, ([],))
-        refuse_unless_neutral("chat_template", body.chat_template)
+        check_unsupported(body)
         source = prompt_source(body, find_served(services.models, scope, body.model))
         assert source.render is not None
         segments = await services.gate.run(source.render)

@@ -137,19 +137,14 @@ class Message(Struct):
     audio: Raw | UnsetType = UNSET
 
 
-class Conversation(Struct):
-    """What a template renders."""
+class ChatBody(Common, kw_only=True):
+    """`POST /v1/chat/completions`, and `/apply-template`, which stops at the prompt."""
 
     messages: list[Message]
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-
-
-class ChatBody(Common, Conversation, kw_only=True):
-    """`POST /v1/chat/completions`."""
-
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -178,14 +173,6 @@ class DetokenizeBody(Struct):
 
     tokens: list[int]
     model: str | None = None
-
-
-class TemplateBody(Conversation, kw_only=True):
-    """`POST /apply-template`."""
-
-    model: str | None = None
-    tools: Raw | UnsetType = UNSET
-    chat_template: Raw | UnsetType = UNSET
 
 
 async def read(decoder: msgspec.json.Decoder[T], body: bytes, depth_max: int) -> T:

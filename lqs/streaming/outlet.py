@@ -66,6 +66,11 @@ class Outlet:
         """True once it is out of the queue, one way or the other."""
         return self.queue_ns is not None or self.is_over
 
+    @property
+    def is_empty(self) -> bool:
+        """True if there is nothing to take just now."""
+        return not (self._num_tokens or self._num_bytes)
+
     # The desk's side.
 
     def started(self, queue_ns: int) -> None:
@@ -110,7 +115,7 @@ class Outlet:
     async def pieces(self) -> AsyncIterator[Piece]:
         """Yield the text as it comes, until the end; `outcome` or `end_reason` then says which."""
         while True:
-            if self._num_tokens or self._num_bytes:
+            if not self.is_empty:
                 yield self._take()
             elif self.is_over:
                 return
