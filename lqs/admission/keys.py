@@ -12,6 +12,7 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -29,7 +30,7 @@ class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     name: str
     tier: str
-    sha256: str
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     is_admin: bool = msgspec.field(default=False, name="admin")
     weight: float | None = None  # Absent: the tier's.
     created: str = ""
@@ -81,8 +82,8 @@ class KeyFile:
         except msgspec.DecodeError as error:
             raise ConfigError(f"{self._path}, line {number}: {error}.") from None
         # An empty key would let in everybody who sends an empty token.
-        if len(record.sha256) != 64 or record.sha256 == _EMPTY_DIGEST:
-            raise ConfigError(f"{self._path}, line {number}: sha256 is not a digest of a key.")
+        if record.sha256 == _EMPTY_DIGEST:
+            raise ConfigError(f"{self._path}, line {number}: sha256 is that of an empty key.")
         return record
 
     def _check_names(self, records: Iterable[KeyRecord]) -> None:

@@ -1,0 +1,494 @@
+# What crosses between threads, and the worker's side of it.
+#
+# Three kinds of thread meet here. The event loop submits and polls, under the GIL. The
+# scheduler's thread runs rounds, and each device slot's worker runs steps; neither ever
+# takes the GIL. Nothing is locked. What crosses is a 64-bit message in a ring with one
+# producer and one consumer; what it points at (an Entry of the table, an Attempt)
+# belongs to whoever holds the message.
+#
+#   loop --submit--> scheduler --dispatch--> worker      one dispatch ring per device slot
+#                    scheduler <--feedback-- worker      one feedback ring per device slot
+#   loop <--events-- scheduler
+#   loop <--events-- worker                              one event ring per device slot
+#
+# A ring's push is a release and its pop an acquire, so whatever a thread wrote before it
+# pushed a message is visible to the thread that pops it, and so on down the path. That
+# one rule orders every plain field below; fields that two threads touch at the same time
+# say "atomic".
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+from posix.time cimport timespec
+from posix.unistd cimport read, write
+
+
+cdef extern from "_atomics.h" nogil:
+    const uint32_t NOWHERE "LQS_NOWHERE"
+    const bint IS_DEBUG_BUILD "LQS_IS_DEBUG"
+
+    void lqs_assert(bint condition)
+    uint64_t load_relaxed(const uint64_t* word)
+    uint64_t load_acquire(const uint64_t* word)
+    void store_relaxed(uint64_t* word, uint64_t value)
+    void store_release(uint64_t* word, uint64_t value)
+    uint64_t add_relaxed(uint64_t* word, uint64_t value)
+    bint claim_relaxed(uint64_t* word, uint64_t* expected, uint64_t desired)
+    uint32_t load_relaxed32(const uint32_t* word)
+    uint32_t load_acquire32(const uint32_t* word)
+    void store_relaxed32(uint32_t* word, uint32_t value)
+    void store_release32(uint32_t* word, uint32_t value)
+    uint32_t exchange32(uint32_t* word, uint32_t value)
+    void bump(uint64_t* counter, int64_t by)
+
+cdef extern from "<poll.h>" nogil:
+    cdef struct pollfd:
+        int fd
+        short events
+        short revents
+    int ppoll(pollfd* fds, unsigned long num_fds, const timespec* timeout, const void* sigmask)
+    const short POLLIN
+
+
+# --- messages ---------------------------------------------------------------------------
+
+# What a message asks or tells. Comments say who sends it to whom.
+cdef enum Op:
+    OP_SUBMIT = 1       # loop -> scheduler: a request, its entry is filled
+    OP_CANCEL = 2       # loop -> scheduler: the entry's cancel flag is up
+    OP_START = 3        # scheduler -> worker: entry.attempt is a fresh attempt
+    OP_FINISHED = 4     # worker -> scheduler: attempt.finish is set; the worker's last word
+    OP_OUTPUT = 6       # worker -> loop: look at the attempt
+    OP_STARTED = 7      # scheduler -> loop: it left the queue for a device slot
+    OP_EXPIRED = 8      # scheduler -> loop: ended in the queue, nothing was computed ...
+    OP_CANCELLED = 9    # ... and so did these; each of the three also settles it
+    OP_NO_DEVICE = 10
+    OP_SETTLED = 11     # scheduler -> loop: all is given back, the entry may be freed
+
+# Why an attempt ended. Python sees these too.
+cpdef enum Finish:
+    FINISH_NONE = 0
+    FINISH_STOP = 1
+    FINISH_LENGTH = 2
+    FINISH_CANCELLED = 3
+    FINISH_TIMEOUT = 4
+    FINISH_ERROR = 5
+    FINISH_DEVICE = 6
+
+# Where a request stands, as its scheduler sees it. A filled entry still in state FREE is
+# in the submit ring.
+cdef enum State:
+    FREE = 0
+    WAITING = 1
+    RUNNING = 2
+
+# A message is op (4 bits), generation (28 bits), index (32 bits). A handle is a message
+# without its op. Generations start at 1, so no handle is 0.
+cdef inline uint64_t message(uint64_t op, uint64_t handle) noexcept nogil:
+    return op << 60 | handle
+
+cdef inline uint32_t op_of(uint64_t cell) noexcept nogil:
+    return <uint32_t> (cell >> 60)
+
+cdef inline uint64_t handle_of(uint64_t cell) noexcept nogil:
+    return cell & 0x0FFFFFFFFFFFFFFFULL
+
+cdef inline uint32_t index_of(uint64_t cell) noexcept nogil:
+    return <uint32_t> cell
+
+cdef inline uint32_t generation_of(uint64_t cell) noexcept nogil:
+    return <uint32_t> (cell >> 32) & 0x0FFFFFFF
+
+
+# --- waking -----------------------------------------------------------------------------
+
+# Sleeping on an eventfd without losing a wake-up, and without a write while the other
+# side is awake. `signalled` says that the sleeper needs no write: it is awake, or one is
+# under way.
+#
+#     waker     push; exchange(signalled, 1); write if that was 0
+#     sleeper   exchange(signalled, 0); look at the rings; if empty: poll, read
+#
+# Both exchange the same word, so one comes first. If the waker's does, the sleeper's
+# acquires what it released, the push among it: the look finds the message. If the
+# sleeper's does, the waker finds 0 and writes: the poll returns. There is no third way.
+cdef struct Waker:
+    int fd
+    uint32_t signalled      # atomic
+
+cdef int waker_init(Waker* waker) noexcept nogil        # 0, or -1 with errno
+cdef void waker_free(Waker* waker) noexcept nogil
+
+# True when it wrote to the eventfd.
+cdef inline bint wake(Waker* waker) noexcept nogil:
+    cdef uint64_t one = 1
+    # Release: what was pushed before. Acquire: pairs with the sleeper's exchange to 0.
+    if exchange32(&waker.signalled, 1):
+        return False
+    write(waker.fd, &one, sizeof(one))
+    return True
+
+# The sleeper is about to sleep; it must look at its rings once more after this, and then
+# either call wait_on or stay_awake.
+cdef inline void doze(Waker* waker) noexcept nogil:
+    exchange32(&waker.signalled, 0)
+
+cdef inline void stay_awake(Waker* waker) noexcept nogil:
+    exchange32(&waker.signalled, 1)
+
+# Sleep until woken or until `timeout_ns` has passed (below 0: for ever). May return early.
+cdef void wait_on(Waker* waker, int64_t timeout_ns) noexcept nogil
+
+
+# --- the ring ---------------------------------------------------------------------------
+
+# A bounded ring with one producer and one consumer. `tail` and `head` are tickets: they
+# count messages pushed and popped, only grow, and never wrap in practice. The producer
+# owns the tail, the consumer the head; each reads the other's only when its own copy of
+# it says full or empty, so in a steady flow the two cache lines stay where they are.
+# Places are counted apart from tickets, so any capacity from 1 on is exact.
+cdef struct Ring:
+    uint64_t* cells
+    uint64_t capacity
+    char pad_shared[48]
+    # The producer's line.
+    uint64_t tail           # atomic; written by the producer
+    uint64_t head_seen      # the producer's copy of head, never ahead of it
+    uint64_t tail_place     # tail % capacity
+    char pad_producer[40]
+    # The consumer's line.
+    uint64_t head           # atomic; written by the consumer
+    uint64_t tail_seen      # the consumer's copy of tail, never ahead of it
+    uint64_t head_place     # head % capacity
+    char pad_consumer[40]
+
+cdef int ring_init(Ring* ring, uint64_t capacity) noexcept nogil    # 0, or -1: no memory
+cdef void ring_free(Ring* ring) noexcept nogil
+
+# The producer's. False: full.
+cdef inline bint ring_try_push(Ring* ring, uint64_t cell) noexcept nogil:
+    cdef uint64_t tail = load_relaxed(&ring.tail)
+    if tail - ring.head_seen >= ring.capacity:
+        # Acquire: pairs with the release in ring_try_pop; the old cell has been read
+        # before it is written over.
+        ring.head_seen = load_acquire(&ring.head)
+        if tail - ring.head_seen >= ring.capacity:
+            return False
+    ring.cells[ring.tail_place] = cell
+    ring.tail_place += 1
+    if ring.tail_place == ring.capacity:
+        ring.tail_place = 0
+    # Release: pairs with the acquire in ring_try_pop; the cell and all before it.
+    store_release(&ring.tail, tail + 1)
+    return True
+
+# The consumer's. False: empty.
+cdef inline bint ring_try_pop(Ring* ring, uint64_t* cell) noexcept nogil:
+    cdef uint64_t head = load_relaxed(&ring.head)
+    if ring.tail_seen == head:
+        # Acquire: pairs with the release in ring_try_push; the cell is there.
+        ring.tail_seen = load_acquire(&ring.tail)
+        if ring.tail_seen == head:
+            return False
+    cell[0] = ring.cells[ring.head_place]
+    ring.head_place += 1
+    if ring.head_place == ring.capacity:
+        ring.head_place = 0
+    # Release: pairs with the acquire in ring_try_push; the cell may be written over.
+    store_release(&ring.head, head + 1)
+    return True
+
+# The number pushed or popped, at most n; one release for all of them.
+cdef uint64_t ring_push_batch(Ring* ring, const uint64_t* cells, uint64_t n) noexcept nogil
+cdef uint64_t ring_pop_batch(Ring* ring, uint64_t* cells, uint64_t n) noexcept nogil
+
+# Exact for a side that stands still, a guess otherwise. From any thread.
+cdef inline uint64_t ring_size(Ring* ring) noexcept nogil:
+    # Head first: read the other way round, the head could have passed the tail.
+    cdef uint64_t head = load_acquire(&ring.head)
+    return load_acquire(&ring.tail) - head
+
+
+# --- the out-buffer ---------------------------------------------------------------------
+
+cdef enum RecordKind:
+    RECORD_TEXT = 1         # payload: UTF-8
+    RECORD_LOGPROBS = 2     # payload: see lqs/_engine.pyx
+
+cdef struct Record:         # 8 bytes, then the payload, then padding to 8
+    uint8_t kind
+    uint8_t unused
+    uint16_t num_tokens     # sampled tokens that this text accounts for
+    uint32_t num_bytes
+
+# The text of one attempt on its way from the worker to the loop: a ring of bytes, ordered
+# like Ring. Its capacity is a power of two; a record starts at a multiple of 8, so a
+# header never wraps, a payload may.
+cdef struct OutBuffer:
+    char* bytes
+    uint64_t capacity
+    char pad_shared[48]
+    # The worker's line.
+    uint64_t tail           # atomic; written by the worker, in bytes
+    uint64_t head_seen
+    char pad_worker[48]
+    # The loop's line.
+    uint64_t head           # atomic; written by the loop, in bytes
+    char pad_loop[56]
+
+# Bytes that a write may take now, its header and padding among them. The worker's.
+cdef inline uint64_t out_free(OutBuffer* out) noexcept nogil:
+    # Acquire: pairs with the loop's release of head; those bytes have been copied out.
+    out.head_seen = load_acquire(&out.head)
+    return out.capacity - (load_relaxed(&out.tail) - out.head_seen)
+
+# What a payload of n bytes takes in the buffer.
+cdef inline uint64_t out_footprint(uint64_t num_bytes) noexcept nogil:
+    return sizeof(Record) + ((num_bytes + 7) & ~<uint64_t> 7)
+
+# The worker's. False: no room, nothing written.
+cdef bint out_write(OutBuffer* out, uint8_t kind, uint16_t num_tokens, const char* payload,
+                    uint32_t num_bytes) noexcept nogil
+
+
+# --- the table --------------------------------------------------------------------------
+
+# One dispatch of one request. The scheduler makes it, the worker fills it, the loop frees
+# it when the request is settled. A worker that wakes late, after its device slot was
+# declared dead, still has its own attempt to write into, and nobody looks at it: the
+# attempts of a dead device slot are kept until the process ends.
+cdef struct Attempt:
+    # Written by the scheduler before OP_START, constant afterwards.
+    uint64_t handle
+    uint32_t epoch              # counts the dispatches of this request
+    uint32_t slot
+    int64_t started_ns
+    int64_t queue_ns            # how long it waited
+    char pad_shared[32]
+    # Worker and loop.
+    uint32_t notified           # atomic, exchanged: a cell for this is in the event ring
+    uint32_t starved            # atomic: the worker waits for room in `out`
+    uint32_t finish             # atomic Finish; the worker's release, after the fields below
+    # Written by the worker before `finish`.
+    int32_t error_code          # llama_decode's, or the engine's own
+    uint32_t num_cached_tokens
+    uint32_t num_completion_tokens
+    int64_t assigned_ns
+    int64_t prefill_done_ns
+    int64_t first_token_ns
+    int64_t finished_ns
+    char pad_worker[8]
+    OutBuffer out
+    # The loop's own.
+    uint32_t told_started
+    uint32_t told_finished
+    uint64_t num_tokens_told
+    char pad_loop[48]
+
+# One request in the table. 128 bytes, so a million waiting requests are two cache lines
+# each. The first half is written by the loop before OP_SUBMIT and constant until it is
+# settled; the rest is the scheduler's.
+cdef struct Entry:
+    uint32_t generation
+    uint32_t key                # who pays: an index into the fair shares
+    uint64_t arrival_no         # the order of arrival, and the end of every tie
+    int64_t arrival_ns
+    int64_t expire_ns           # leaves the queue unserved then; 0: never
+    int64_t stop_ns             # the worker ends it then with FINISH_TIMEOUT; 0: never
+    int64_t deadline_ns         # orders inside a key; 0: none
+    uint32_t num_prompt_tokens
+    uint32_t max_tokens
+    uint32_t footprint_tokens   # KV tokens promised at start
+    uint16_t model
+    uint8_t level
+    uint8_t lane
+    # --- the second line
+    void* work                  # the engine's; its owner is kept alive until settled
+    uint32_t cancel             # atomic; set by the loop
+    # The scheduler's.
+    uint32_t state              # atomic State
+    Attempt* attempt            # set before OP_START
+    uint32_t epoch
+    uint32_t rank               # how many came to its level before it; wraps
+    uint32_t older, younger     # neighbours in the level's order of arrival
+    uint32_t before, behind     # neighbours in its key's FIFO; `behind` links free entries
+    uint32_t places[2]          # in the heaps of deadlines and of expiry, or NOWHERE
+    uint32_t unused[2]
+
+cdef class Work:
+    """What a worker needs to know about a request; the engine derives from it."""
+    cdef void* data
+
+
+# --- device slots and the scheduler's face ----------------------------------------------
+
+cdef enum:
+    MAX_DEVICE_SLOTS = 64
+
+# One model on one device. The pads keep what three threads write apart.
+cdef struct DeviceSlot:
+    Ring dispatch           # scheduler -> worker; as large as num_sequences
+    Ring feedback           # worker -> scheduler; as large as num_sequences
+    Ring events             # worker -> loop; as large as the table
+    Waker waker             # the worker sleeps on it
+    char pad_waker[56]
+    uint32_t dead           # atomic; set by any thread, never cleared
+    uint32_t index
+    uint32_t model
+    uint32_t num_sequences
+    uint64_t kv_tokens
+    double weight
+    # The scheduler's own.
+    uint32_t buried         # the scheduler has seen `dead`
+    uint32_t has_starts     # pushed to `dispatch` since the worker was last woken
+
+# What the three sides share. `own` is the scheduler's: backlog, ledger, counters.
+cdef struct SchedulerState:
+    Entry* table
+    uint32_t capacity
+    uint32_t num_slots
+    DeviceSlot* slots[MAX_DEVICE_SLOTS]
+    void* own
+    uint64_t out_buffer_bytes
+    char pad[32]
+    Waker waker             # the scheduler sleeps on it
+    char pad_waker[56]
+    Waker loop_waker        # the loop sleeps on it
+    char pad_loop_waker[56]
+    Ring submit             # loop -> scheduler
+    Ring events             # scheduler -> loop
+
+
+# --- the worker's side ------------------------------------------------------------------
+#
+# A step of a worker, in these words:
+#
+#     while next_start(s, slot, &handle): attempt_of(s, handle) ...    take new work
+#     emit_output(s, attempt, ...)                                     any number of times
+#     finish_request(s, attempt, finish)                               once per attempt
+#     wake_loop(s); wake_scheduler(s)                                  once per step, if told
+#     if nothing runs: worker_sleep(s, slot, timeout_ns)
+
+# The next request to start on this device slot. False: none.
+cdef inline bint next_start(SchedulerState* s, uint32_t slot, uint64_t* handle) noexcept nogil:
+    cdef uint64_t cell
+    if not ring_try_pop(&s.slots[slot].dispatch, &cell):
+        return False
+    handle[0] = handle_of(cell)
+    return True
+
+# Copy what you need from it at the start: once a device slot is dead, its entries go to
+# other requests.
+cdef inline Entry* entry_of(SchedulerState* s, uint64_t handle) noexcept nogil:
+    return &s.table[index_of(handle)]
+
+# The attempt that OP_START came with. Keep the pointer: it is yours until finish_request.
+cdef inline Attempt* attempt_of(SchedulerState* s, uint64_t handle) noexcept nogil:
+    return entry_of(s, handle).attempt
+
+cdef inline bint is_cancelled(const Entry* entry) noexcept nogil:
+    return load_relaxed32(&entry.cancel) != 0
+
+# Leave word in the event ring, unless one still lies there.
+cdef inline void announce(SchedulerState* s, Attempt* attempt) noexcept nogil:
+    # The loop exchanges it back to 0 before it reads the attempt. If ours comes first, its
+    # acquire sees what we wrote; if its comes first, we find 0 and push another cell.
+    if exchange32(&attempt.notified, 1) == 0:
+        # Cannot be full: one cell per attempt, and as many places as the table has.
+        ring_try_push(&s.slots[attempt.slot].events, message(OP_OUTPUT, attempt.handle))
+
+# One record for the loop; wakes nobody. False: no room, nothing written, and the loop will
+# wake this worker once it has made some. A record must be smaller than the out-buffer.
+cdef inline bint emit_output(SchedulerState* s, Attempt* attempt, uint8_t kind,
+                             uint16_t num_tokens, const char* payload,
+                             uint32_t num_bytes) noexcept nogil:
+    cdef bint written = out_write(&attempt.out, kind, num_tokens, payload, num_bytes)
+    if not written:
+        # Before the exchange in announce: the loop that sees the exchange sees this.
+        store_relaxed32(&attempt.starved, 1)
+    announce(s, attempt)
+    return written
+
+# The end of an attempt: fill the worker's fields first. Nothing of it may be touched
+# afterwards; wakes nobody.
+cdef inline void finish_request(SchedulerState* s, Attempt* attempt,
+                                uint32_t finish) noexcept nogil:
+    cdef Ring* feedback = &s.slots[attempt.slot].feedback
+    cdef uint64_t handle = attempt.handle
+    # Release: pairs with the loop's acquire of finish; the fields above it.
+    store_release32(&attempt.finish, finish)
+    announce(s, attempt)
+    # Cannot be full: one per running sequence, and as many places.
+    ring_try_push(feedback, message(OP_FINISHED, handle))
+
+cdef inline void wake_loop(SchedulerState* s) noexcept nogil:
+    wake(&s.loop_waker)
+
+cdef inline void wake_scheduler(SchedulerState* s) noexcept nogil:
+    wake(&s.waker)
+
+cdef inline void wake_worker(SchedulerState* s, uint32_t slot) noexcept nogil:
+    wake(&s.slots[slot].waker)
+
+# From any thread, also from an abort callback: the worker of this device slot will not
+# answer any more. Its requests end with FINISH_DEVICE.
+cdef inline void report_dead(SchedulerState* s, uint32_t slot) noexcept nogil:
+    # Release: pairs with the acquire in the scheduler's round.
+    store_release32(&s.slots[slot].dead, 1)
+    wake(&s.waker)
+
+# A worker that wakes up dead must touch nothing more and return.
+cdef inline bint is_dead(SchedulerState* s, uint32_t slot) noexcept nogil:
+    return load_acquire32(&s.slots[slot].dead) != 0
+
+# Sleep until there is something in the dispatch ring, someone wakes this worker, or the
+# time has passed (below 0: no limit).
+cdef inline void worker_sleep(SchedulerState* s, uint32_t slot,
+                              int64_t timeout_ns) noexcept nogil:
+    cdef DeviceSlot* own = s.slots[slot]
+    doze(&own.waker)
+    if ring_size(&own.dispatch):
+        stay_awake(&own.waker)
+    else:
+        wait_on(&own.waker, timeout_ns)
+
+
+# --- the scheduler's side ---------------------------------------------------------------
+
+# One round. The next time at which one is due without being woken: now_ns when work was
+# left over, -1 for never.
+cdef int64_t scheduler_round(SchedulerState* s, int64_t now_ns) noexcept nogil
+
+# Sleep until a ring has something for the scheduler, or the time has passed.
+cdef void scheduler_sleep(SchedulerState* s, int64_t timeout_ns) noexcept nogil
+
+
+# Python's half of an entry: what the loop keeps alive until it is settled.
+cdef struct Owned:
+    void* sink
+    void* work
+
+cdef class Scheduler:
+    cdef SchedulerState* state
+    cdef Owned* owned
+    # The loop's own.
+    cdef uint32_t free_head         # entries that were used and are free, by `behind`
+    cdef uint32_t num_touched       # entries from here on were never used
+    cdef uint32_t num_live
+    cdef uint64_t num_arrived
+    cdef uint64_t num_kept          # attempts left to the workers of dead device slots
+    cdef bint has_begun             # no more device slots may be added
+    cdef object __weakref__
+
+    cdef int tell(self, list out, uint32_t index, Attempt* attempt) except -1
+    cdef int tell_started(self, list out, uint32_t index, Attempt* attempt) except -1
+    cdef int tell_output(self, list out, void* sink, Attempt* attempt) except -1
+    cdef int poll_worker(self, list out, DeviceSlot* slot) except -1
+    cdef int poll_scheduler(self, list out, uint64_t num_cells) except -1
+    cdef void release(self, uint32_t index) noexcept
+    cdef uint64_t handle(self, uint32_t index) noexcept
+    cdef uint32_t take_entry(self) noexcept
+    cdef Entry* live(self, uint64_t handle) noexcept
+    cdef int check_level(self, uint32_t level) except -1
+    cdef int check_slot(self, uint32_t slot) except -1
+    cdef Attempt* running_attempt(self, uint64_t handle) except NULL

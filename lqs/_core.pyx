@@ -1,0 +1,28 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: cdivision=True, auto_pickle=False, embedsignature=True
+"""The core: rings, backlog, token ledger and the scheduler's round.
+
+Native over structs, without a clock and without a lock. _core.pxd says what crosses
+between threads and who owns it; each part says what it decides:
+
+    rings      how messages and text cross
+    backlog    who waits and who is next
+    ledger     what is promised and what was given
+    round      one pass of the scheduler over all three
+    faces      each of them alone, for Python
+    scheduler  the event loop's side; the only part that touches Python objects per request
+    drive      native threads' work for stress tests and measuring
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memset
+
+include "core/rings.pxi"
+include "core/backlog.pxi"
+include "core/ledger.pxi"
+include "core/round.pxi"
+include "core/faces.pxi"
+include "core/scheduler.pxi"

@@ -1,0 +1,488 @@
+# The backlog: who waits, and who is next.
+#
+# Waiting requests stand in lanes x levels. Inside a level stand keys, in a heap by their
+# virtual token counter; inside a key first those with an explicit deadline, in a heap,
+# then the rest in order of arrival. So a counter that moves moves one key and no request.
+# Each level also links its requests in order of arrival, so that its oldest is known.
+#
+# Aging moves nothing. The virtual time of a request is arrival + level x aging_step, and
+# the smaller one is ahead; compared between two requests it never changes, so no clock is
+# needed. The oldest of a level is *due* when its virtual time is before that of the
+# oldest of every better level. Two rules keep that from turning priority upside down:
+#
+#   1. A level chosen because its oldest is due serves that request, not its heap's top.
+#   2. While a better class waits, due requests get at most one start in `aged_every`.
+#
+# Every comparison ends with the arrival number, so the order is total.
+#
+# Owner: the scheduler's thread. Nothing here fails except for want of memory in a heap of
+# deadlines, and then the request stands by its arrival.
+
+# --- a heap of times --------------------------------------------------------------------
+
+cdef enum:
+    BY_DEADLINE = 0         # Entry.places[...]
+    BY_EXPIRY = 1
+    HEAP_CAPACITY_MIN = 16
+
+cdef struct Timed:
+    int64_t time
+    uint32_t index
+    uint32_t unused
+
+# A 4-ary heap: half as deep as a binary one, and the four children share a cache line. An
+# entry knows its place, so any can be removed. It grows by doubling and halves when it is
+# a quarter full, but never below `capacity_min`.
+cdef struct TimeHeap:
+    Timed* nodes
+    uint32_t size
+    uint32_t capacity
+    uint32_t capacity_min
+    uint32_t which          # BY_DEADLINE or BY_EXPIRY
+
+
+cdef inline bint is_sooner(const Entry* table, const Timed* a, const Timed* b) noexcept nogil:
+    if a.time != b.time:
+        return a.time < b.time
+    return table[a.index].arrival_no < table[b.index].arrival_no
+
+
+cdef inline void heap_put(TimeHeap* heap, Entry* table, uint32_t place,
+                          Timed node) noexcept nogil:
+    heap.nodes[place] = node
+    table[node.index].places[heap.which] = place
+
+
+cdef void heap_sift_up(TimeHeap* heap, Entry* table, uint32_t place, Timed node) noexcept nogil:
+    cdef uint32_t parent
+    while place:
+        parent = (place - 1) >> 2
+        if not is_sooner(table, &node, &heap.nodes[parent]):
+            break
+        heap_put(heap, table, place, heap.nodes[parent])
+        place = parent
+    heap_put(heap, table, place, node)
+
+
+cdef void heap_sift_down(TimeHeap* heap, Entry* table, uint32_t place,
+                         Timed node) noexcept nogil:
+    cdef uint64_t child, best, end
+    while True:
+        child = (<uint64_t> place << 2) + 1
+        if child >= heap.size:
+            break
+        end = min(child + 4, <uint64_t> heap.size)
+        best = child
+        child += 1
+        while child < end:
+            if is_sooner(table, &heap.nodes[child], &heap.nodes[best]):
+                best = child
+            child += 1
+        if not is_sooner(table, &heap.nodes[best], &node):
+            break
+        heap_put(heap, table, place, heap.nodes[best])
+        place = <uint32_t> best
+    heap_put(heap, table, place, node)
+
+
+# False: no memory, nothing changed.
+cdef bint heap_resize(TimeHeap* heap, uint32_t capacity) noexcept nogil:
+    cdef Timed* nodes
+    if capacity == 0:
+        free(heap.nodes)
+        heap.nodes = NULL
+    else:
+        nodes = <Timed*> realloc(heap.nodes, capacity * sizeof(Timed))
+        if nodes == NULL:
+            return False
+        heap.nodes = nodes
+    heap.capacity = capacity
+    return True
+
+
+# False: no memory, nothing changed.
+cdef bint heap_push(TimeHeap* heap, Entry* table, uint32_t index, int64_t time) noexcept nogil:
+    cdef Timed node
+    if heap.size == heap.capacity:
+        if not heap_resize(heap, max(<uint32_t> HEAP_CAPACITY_MIN, heap.capacity * 2)):
+            return False
+    node.time = time
+    node.index = index
+    node.unused = 0
+    heap.size += 1
+    heap_sift_up(heap, table, heap.size - 1, node)
+    return True
+
+
+# Take the entry out; it must be in.
+cdef void heap_remove(TimeHeap* heap, Entry* table, uint32_t index) noexcept nogil:
+    cdef uint32_t place = table[index].places[heap.which]
+    cdef Timed last
+    lqs_assert(place < heap.size and heap.nodes[place].index == index)
+    table[index].places[heap.which] = NOWHERE
+    heap.size -= 1
+    last = heap.nodes[heap.size]
+    if place < heap.size:
+        if place and is_sooner(table, &last, &heap.nodes[(place - 1) >> 2]):
+            heap_sift_up(heap, table, place, last)
+        else:
+            heap_sift_down(heap, table, place, last)
+    if heap.size < heap.capacity >> 2 and heap.capacity > heap.capacity_min:
+        heap_resize(heap, max(heap.capacity_min, heap.capacity >> 1))
+    if heap.size == 0 and heap.capacity_min == 0:
+        heap_resize(heap, 0)
+
+
+# --- keys, levels, lanes ----------------------------------------------------------------
+
+cdef enum:
+    MAX_LANES = 4
+    MAX_LEVELS = 16
+    # A counter counts in tokens / 2**16 at weight 1, so that refunds are exact.
+    TOKEN_UNIT = 65536
+
+# What waits of one key in one level.
+cdef struct KeyQueue:
+    int64_t counter         # virtual tokens: what was started, over the key's weight
+    uint64_t since          # arrival number that made it active; breaks ties
+    TimeHeap deadlines
+    uint32_t head, tail     # FIFO of those without a deadline
+    uint32_t place          # in the level's heap of keys, or NOWHERE: nothing waits
+    uint32_t unused
+
+cdef struct Level:
+    KeyQueue* queues        # one per key
+    uint32_t* keys          # 4-ary heap of the active ones
+    uint32_t num_active
+    uint32_t num_waiting
+    uint32_t oldest, youngest
+    int64_t floor           # counter of the key that was last to leave
+
+cdef struct BacklogState:
+    Entry* table            # the caller's
+    Level* levels           # lane-major
+    int64_t* key_units      # virtual tokens per token
+    uint32_t num_lanes
+    uint32_t num_levels
+    uint32_t num_keys
+    uint32_t aged_every
+    uint32_t since_aged     # starts since the last aged one, saturated at aged_every
+    uint32_t num_waiting
+    int64_t aging_step_ns   # 0: no aging
+    double lane_weights[MAX_LANES]
+    double lane_weight_sum
+    uint64_t lane_running[MAX_LANES]
+    uint64_t num_places     # sequences that the lanes share; 0: no shares
+
+# Who is next, and whether it is because it is due.
+cdef struct Choice:
+    uint32_t index          # NOWHERE: nobody waits
+    bint is_aged
+
+
+cdef inline Level* level_of(BacklogState* b, uint32_t lane, uint32_t level) noexcept nogil:
+    return &b.levels[lane * b.num_levels + level]
+
+
+cdef int backlog_init(BacklogState* b, Entry* table, uint32_t num_lanes, uint32_t num_levels,
+                      uint32_t num_keys) noexcept nogil:
+    cdef uint32_t i, k
+    memset(b, 0, sizeof(BacklogState))
+    b.table = table
+    b.num_lanes = num_lanes
+    b.num_levels = num_levels
+    b.num_keys = num_keys
+    b.aged_every = 1
+    b.key_units = <int64_t*> calloc(num_keys, sizeof(int64_t))
+    b.levels = <Level*> calloc(num_lanes * num_levels, sizeof(Level))
+    if b.levels == NULL or b.key_units == NULL:
+        return -1
+    for k in range(num_keys):
+        b.key_units[k] = TOKEN_UNIT
+    for i in range(num_lanes):
+        b.lane_weights[i] = 1
+    b.lane_weight_sum = num_lanes
+    for i in range(num_lanes * num_levels):
+        b.levels[i].oldest = b.levels[i].youngest = NOWHERE
+        b.levels[i].keys = <uint32_t*> calloc(num_keys, sizeof(uint32_t))
+        b.levels[i].queues = <KeyQueue*> calloc(num_keys, sizeof(KeyQueue))
+        if b.levels[i].keys == NULL or b.levels[i].queues == NULL:
+            return -1
+        for k in range(num_keys):
+            b.levels[i].queues[k].head = b.levels[i].queues[k].tail = NOWHERE
+            b.levels[i].queues[k].place = NOWHERE
+    return 0
+
+
+cdef void backlog_free(BacklogState* b) noexcept nogil:
+    cdef uint32_t i, k
+    if b.levels != NULL:
+        for i in range(b.num_lanes * b.num_levels):
+            if b.levels[i].queues != NULL:
+                for k in range(b.num_keys):
+                    free(b.levels[i].queues[k].deadlines.nodes)
+            free(b.levels[i].queues)
+            free(b.levels[i].keys)
+    free(b.levels)
+    free(b.key_units)
+    b.levels = NULL
+    b.key_units = NULL
+
+
+# --- fair share: the heap of keys -------------------------------------------------------
+
+cdef inline bint is_poorer(const Level* level, uint32_t a, uint32_t b) noexcept nogil:
+    cdef const KeyQueue* left = &level.queues[a]
+    cdef const KeyQueue* right = &level.queues[b]
+    if left.counter != right.counter:
+        return left.counter < right.counter
+    return left.since < right.since
+
+
+cdef inline void keys_put(Level* level, uint32_t place, uint32_t key) noexcept nogil:
+    level.keys[place] = key
+    level.queues[key].place = place
+
+
+# Move the key to where its counter belongs, from a free place.
+cdef void keys_settle(Level* level, uint32_t place, uint32_t key) noexcept nogil:
+    cdef uint32_t parent, child, best, end
+    while place:
+        parent = (place - 1) >> 2
+        if not is_poorer(level, key, level.keys[parent]):
+            break
+        keys_put(level, place, level.keys[parent])
+        place = parent
+    while True:
+        child = (place << 2) + 1
+        if child >= level.num_active:
+            break
+        end = min(child + 4, level.num_active)
+        best = child
+        for child in range(best + 1, end):
+            if is_poorer(level, level.keys[child], level.keys[best]):
+                best = child
+        if not is_poorer(level, level.keys[best], key):
+            break
+        keys_put(level, place, level.keys[best])
+        place = best
+    keys_put(level, place, key)
+
+
+# A key comes back: it may not cash in the time in which it asked for nothing, so its
+# counter is lifted to the least active one, or to that of the last key that left.
+cdef void key_join(Level* level, uint32_t key, uint64_t arrival_no) noexcept nogil:
+    cdef KeyQueue* queue = &level.queues[key]
+    cdef int64_t least = level.floor
+    if level.num_active:
+        least = level.queues[level.keys[0]].counter
+    queue.counter = max(queue.counter, least)
+    queue.since = arrival_no
+    level.num_active += 1
+    keys_settle(level, level.num_active - 1, key)
+
+
+cdef void key_leave(Level* level, uint32_t key) noexcept nogil:
+    cdef uint32_t place = level.queues[key].place
+    level.queues[key].place = NOWHERE
+    level.num_active -= 1
+    if place < level.num_active:
+        keys_settle(level, place, level.keys[level.num_active])
+    elif level.num_active == 0:
+        level.floor = level.queues[key].counter
+
+
+# Charge a key, or give back with tokens below 0.
+cdef void backlog_charge(BacklogState* b, uint32_t lane, uint32_t level_no, uint32_t key,
+                         int64_t tokens) noexcept nogil:
+    cdef Level* level = level_of(b, lane, level_no)
+    cdef KeyQueue* queue = &level.queues[key]
+    queue.counter += tokens * b.key_units[key]
+    if queue.place != NOWHERE:
+        keys_settle(level, queue.place, key)
+
+
+# --- entries: in and out ----------------------------------------------------------------
+
+cdef inline void fifo_append(Entry* table, KeyQueue* queue, uint32_t index) noexcept nogil:
+    table[index].before = queue.tail
+    table[index].behind = NOWHERE
+    if queue.tail == NOWHERE:
+        queue.head = index
+    else:
+        table[queue.tail].behind = index
+    queue.tail = index
+
+
+cdef inline void fifo_unlink(Entry* table, KeyQueue* queue, uint32_t index) noexcept nogil:
+    cdef Entry* entry = &table[index]
+    if entry.before == NOWHERE:
+        queue.head = entry.behind
+    else:
+        table[entry.before].behind = entry.behind
+    if entry.behind == NOWHERE:
+        queue.tail = entry.before
+    else:
+        table[entry.behind].before = entry.before
+
+
+cdef inline void age_append(Entry* table, Level* level, uint32_t index) noexcept nogil:
+    table[index].older = level.youngest
+    table[index].younger = NOWHERE
+    if level.youngest == NOWHERE:
+        level.oldest = index
+    else:
+        table[level.youngest].younger = index
+    level.youngest = index
+
+
+cdef inline void age_unlink(Entry* table, Level* level, uint32_t index) noexcept nogil:
+    cdef Entry* entry = &table[index]
+    if entry.older == NOWHERE:
+        level.oldest = entry.younger
+    else:
+        table[entry.older].younger = entry.younger
+    if entry.younger == NOWHERE:
+        level.youngest = entry.older
+    else:
+        table[entry.younger].older = entry.older
+
+
+# Arrival numbers must grow from push to push.
+cdef void backlog_push(BacklogState* b, uint32_t index) noexcept nogil:
+    cdef Entry* entry = &b.table[index]
+    cdef Level* level = level_of(b, entry.lane, entry.level)
+    cdef KeyQueue* queue = &level.queues[entry.key]
+    entry.places[BY_DEADLINE] = NOWHERE
+    age_append(b.table, level, index)
+    if entry.deadline_ns == 0 or not heap_push(&queue.deadlines, b.table, index,
+                                               entry.deadline_ns):
+        fifo_append(b.table, queue, index)
+    if queue.place == NOWHERE:
+        key_join(level, entry.key, entry.arrival_no)
+    level.num_waiting += 1
+    b.num_waiting += 1
+
+
+# O(log n): the entry knows its places.
+cdef void backlog_remove(BacklogState* b, uint32_t index) noexcept nogil:
+    cdef Entry* entry = &b.table[index]
+    cdef Level* level = level_of(b, entry.lane, entry.level)
+    cdef KeyQueue* queue = &level.queues[entry.key]
+    age_unlink(b.table, level, index)
+    if entry.places[BY_DEADLINE] != NOWHERE:
+        heap_remove(&queue.deadlines, b.table, index)
+    else:
+        fifo_unlink(b.table, queue, index)
+    if queue.head == NOWHERE and queue.deadlines.size == 0:
+        key_leave(level, entry.key)
+    level.num_waiting -= 1
+    b.num_waiting -= 1
+
+
+# --- the order --------------------------------------------------------------------------
+
+cdef inline bint lane_waits(const BacklogState* b, uint32_t lane) noexcept nogil:
+    cdef uint32_t level
+    for level in range(b.num_levels):
+        if b.levels[lane * b.num_levels + level].num_waiting:
+            return True
+    return False
+
+
+cdef inline bint has_share(const BacklogState* b, uint32_t lane) noexcept nogil:
+    return (b.num_places == 0 or b.lane_running[lane] * b.lane_weight_sum
+            < b.lane_weights[lane] * b.num_places)
+
+
+# The lanes that may start one now, as bits: those that wait with a free share or, when
+# there are none, all that wait. So an unused share is lent, and comes back as places do.
+cdef uint32_t lanes_in_turn(const BacklogState* b) noexcept nogil:
+    cdef uint32_t lane, waiting = 0, with_share = 0
+    for lane in range(b.num_lanes):
+        if lane_waits(b, lane):
+            waiting |= 1U << lane
+            if has_share(b, lane):
+                with_share |= 1U << lane
+    return with_share if with_share else waiting
+
+
+# The oldest of a class over these lanes, or NOWHERE.
+cdef uint32_t oldest_of(const BacklogState* b, uint32_t level, uint32_t lanes) noexcept nogil:
+    cdef uint32_t lane, candidate, oldest = NOWHERE
+    for lane in range(b.num_lanes):
+        candidate = b.levels[lane * b.num_levels + level].oldest
+        if not lanes >> lane & 1 or candidate == NOWHERE:
+            continue
+        if oldest == NOWHERE or b.table[candidate].arrival_no < b.table[oldest].arrival_no:
+            oldest = candidate
+    return oldest
+
+
+cdef inline int64_t virtual_time(const BacklogState* b, uint32_t index) noexcept nogil:
+    return b.table[index].arrival_ns + b.table[index].level * b.aging_step_ns
+
+
+# The first of this level in its own order: poorest key, then deadline, then arrival.
+cdef uint32_t first_of(BacklogState* b, uint32_t lane, uint32_t level_no) noexcept nogil:
+    cdef Level* level = level_of(b, lane, level_no)
+    cdef KeyQueue* queue = &level.queues[level.keys[0]]
+    if queue.deadlines.size:
+        return queue.deadlines.nodes[0].index
+    return queue.head
+
+
+# Of the lanes where this class waits, the one that has least of its share; then the first.
+cdef uint32_t neediest_lane(const BacklogState* b, uint32_t level, uint32_t lanes) noexcept nogil:
+    cdef uint32_t lane, best = NOWHERE
+    for lane in range(b.num_lanes):
+        if not lanes >> lane & 1 or not b.levels[lane * b.num_levels + level].num_waiting:
+            continue
+        if best == NOWHERE or (b.lane_running[lane] * b.lane_weights[best]
+                               < b.lane_running[best] * b.lane_weights[lane]):
+            best = lane
+    return best
+
+
+# Who is next; changes nothing. Of several due requests it is the one with the least
+# virtual time of all, so a level is passed over only for one that waits even longer.
+cdef Choice backlog_choose(BacklogState* b) noexcept nogil:
+    cdef Choice choice
+    cdef uint32_t level, oldest, due = NOWHERE, best = NOWHERE
+    cdef uint32_t lanes = lanes_in_turn(b)
+    choice.index = NOWHERE
+    choice.is_aged = False
+    for level in range(b.num_levels):
+        oldest = oldest_of(b, level, lanes)
+        if oldest == NOWHERE:
+            continue
+        if best == NOWHERE:
+            best = level
+            due = oldest
+        elif virtual_time(b, oldest) < virtual_time(b, due):
+            due = oldest
+    if best == NOWHERE:
+        return choice
+    if b.table[due].level != best and b.aging_step_ns > 0 and b.since_aged + 1 >= b.aged_every:
+        choice.index = due
+        choice.is_aged = True
+    else:
+        choice.index = first_of(b, neediest_lane(b, best, lanes), best)
+    return choice
+
+
+cdef inline int64_t cost_of(const Entry* entry) noexcept nogil:
+    return <int64_t> entry.num_prompt_tokens + 2 * <int64_t> entry.max_tokens
+
+
+# Start a chosen one: it leaves, its key is charged for all that it may cost, its lane has
+# one more running.
+cdef void backlog_take(BacklogState* b, Choice choice) noexcept nogil:
+    cdef Entry* entry = &b.table[choice.index]
+    if choice.is_aged:
+        b.since_aged = 0
+    elif b.since_aged < b.aged_every:
+        b.since_aged += 1
+    backlog_remove(b, choice.index)
+    backlog_charge(b, entry.lane, entry.level, entry.key, cost_of(entry))
+    b.lane_running[entry.lane] += 1

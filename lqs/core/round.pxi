@@ -1,0 +1,418 @@
+# The scheduler's round.
+#
+#     bury -> take submitted -> take feedback -> sweep -> expire -> start -> publish
+#
+# Each is bounded, so a round stays short whatever has piled up; what is left over makes
+# the next round due at once. Time is an argument: the same round runs in the server, in
+# the tests, and under a virtual clock.
+#
+# Owner: the scheduler's thread. Counters are atomics with one writer, read by anyone.
+
+cdef enum:
+    SUBMITS_PER_ROUND = 1024
+    EXPIRIES_PER_ROUND = 1024
+    STARTS_PER_ROUND = 256
+    SWEPT_PER_ROUND = 8192
+
+    DRAIN_PERIOD_NS = 250_000_000       # a drain rate is looked at this often ...
+    DRAIN_MEMORY_NS = 5_000_000_000     # ... and forgets at this pace
+
+# One class, over all lanes. All atomic, one writer, but for the last part.
+cdef struct LevelBook:
+    uint64_t num_enqueued           # also the source of Entry.rank
+    uint64_t num_waiting
+    uint64_t num_started
+    uint64_t num_expired
+    uint64_t num_cancelled
+    uint64_t num_no_device
+    uint64_t num_promoted           # whole aging steps that those who left had waited
+    uint64_t num_aged_starts        # started because they were due
+    uint64_t wait_ns_sum            # of those who started
+    uint64_t oldest_arrival_ns      # 0: nobody waits
+    uint64_t drain_per_gs           # starts per 10**9 s while somebody waited; 0: unknown
+    # The scheduler's own.
+    uint64_t num_started_before
+    int64_t busy_ns
+    bint was_waiting
+
+# A bound that is counted at arrival: the loop adds, the scheduler takes away.
+cdef struct Permit:
+    uint64_t taken                  # atomic
+    uint64_t cap
+    char pad[48]
+
+cdef struct Books:
+    BacklogState backlog
+    LedgerState ledger
+    TimeHeap expiry
+    LevelBook levels[MAX_LEVELS]
+    Permit permits[MAX_LEVELS]
+    Permit total
+    uint64_t num_running            # atomic, one writer
+    uint64_t num_decisions          # atomic, one writer: starts chosen, fitting or not
+    uint64_t num_rounds             # atomic, one writer
+    uint64_t num_broken             # atomic, one writer: ledger or handle mismatches
+    int64_t last_round_ns
+    uint32_t sweep_next             # first entry not swept; at capacity: nothing to sweep
+    bint has_told_loop
+
+
+cdef inline Books* books_of(SchedulerState* s) noexcept nogil:
+    return <Books*> s.own
+
+
+cdef inline void tell_loop(SchedulerState* s, Op op, uint32_t index) noexcept nogil:
+    cdef uint64_t generation = s.table[index].generation
+    # Cannot be full: an entry has at most two cells here, and there are twice as many.
+    ring_try_push(&s.events, message(op, generation << 32 | index))
+    books_of(s).has_told_loop = True
+
+
+cdef inline void give_back_permit(Books* books, uint32_t level) noexcept nogil:
+    # Relaxed: a bound, no more; nothing is read because of it.
+    add_relaxed(&books.permits[level].taken, <uint64_t> -1)
+    add_relaxed(&books.total.taken, <uint64_t> -1)
+
+
+# --- leaving the queue ------------------------------------------------------------------
+
+cdef void leave_backlog(SchedulerState* s, uint32_t index, int64_t now_ns) noexcept nogil:
+    cdef Books* books = books_of(s)
+    cdef Entry* entry = &s.table[index]
+    cdef LevelBook* book = &books.levels[entry.level]
+    cdef int64_t steps
+    if entry.places[BY_EXPIRY] != NOWHERE:
+        heap_remove(&books.expiry, s.table, index)
+    if books.backlog.aging_step_ns > 0 and now_ns > entry.arrival_ns:
+        steps = (now_ns - entry.arrival_ns) // books.backlog.aging_step_ns
+        bump(&book.num_promoted, min(steps, <int64_t> entry.level))
+    bump(&book.num_waiting, -1)
+    give_back_permit(books, entry.level)
+
+
+# End one that waits: nothing was computed for it, and nothing is held.
+cdef void end_waiting(SchedulerState* s, uint32_t index, Op op, int64_t now_ns) noexcept nogil:
+    cdef Books* books = books_of(s)
+    cdef LevelBook* book = &books.levels[s.table[index].level]
+    backlog_remove(&books.backlog, index)
+    leave_backlog(s, index, now_ns)
+    if op == OP_EXPIRED:
+        bump(&book.num_expired, 1)
+    elif op == OP_CANCELLED:
+        bump(&book.num_cancelled, 1)
+    else:
+        bump(&book.num_no_device, 1)
+    # Before the event: from then on the entry is the loop's.
+    store_relaxed32(&s.table[index].state, FREE)
+    tell_loop(s, op, index)
+
+
+# --- placement --------------------------------------------------------------------------
+
+cdef inline bint serves(const DeviceSlot* slot, const Entry* entry) noexcept nogil:
+    return (not slot.buried and slot.model == entry.model
+            and entry.footprint_tokens <= slot.kv_tokens)
+
+
+# Whether a living device slot could ever hold it.
+cdef bint is_servable(SchedulerState* s, const Entry* entry) noexcept nogil:
+    cdef uint32_t i
+    for i in range(s.num_slots):
+        if serves(s.slots[i], entry):
+            return True
+    return False
+
+
+# Least connections: of the device slots that can start it now, the one that runs least for
+# its weight; then the first. NOWHERE: none can.
+cdef uint32_t place(SchedulerState* s, const Entry* entry) noexcept nogil:
+    cdef LedgerState* ledger = &books_of(s).ledger
+    cdef uint32_t i, best = NOWHERE
+    cdef SlotAccount* account
+    for i in range(s.num_slots):
+        account = &ledger.slots[i]
+        if (not serves(s.slots[i], entry) or account.num_running >= account.num_sequences
+                or entry.footprint_tokens > account.capacity - account.reserved):
+            continue
+        if best == NOWHERE or (account.num_running * s.slots[best].weight
+                               < ledger.slots[best].num_running * s.slots[i].weight):
+            best = i
+    return best
+
+
+# --- starting and finishing -------------------------------------------------------------
+
+# A fresh attempt with its out-buffer behind it, or NULL for want of memory.
+cdef Attempt* attempt_new(uint64_t out_buffer_bytes) noexcept nogil:
+    cdef Attempt* attempt = <Attempt*> aligned_alloc(64, sizeof(Attempt) + out_buffer_bytes)
+    if attempt != NULL:
+        # Not the buffer: it is read only where it was written.
+        memset(attempt, 0, sizeof(Attempt))
+        attempt.out.bytes = <char*> (attempt + 1)
+        attempt.out.capacity = out_buffer_bytes
+    return attempt
+
+
+cdef bint start(SchedulerState* s, Choice choice, uint32_t slot, int64_t now_ns) noexcept nogil:
+    cdef Books* books = books_of(s)
+    cdef Entry* entry = &s.table[choice.index]
+    cdef LevelBook* book = &books.levels[entry.level]
+    cdef Attempt* attempt = attempt_new(s.out_buffer_bytes)
+    if attempt == NULL:
+        return False
+    ledger_reserve(&books.ledger, slot, entry.key, entry.footprint_tokens)
+    ledger_use(&books.ledger, slot, min(entry.num_prompt_tokens, entry.footprint_tokens))
+    backlog_take(&books.backlog, choice)
+    leave_backlog(s, choice.index, now_ns)
+    entry.epoch += 1
+    attempt.handle = <uint64_t> entry.generation << 32 | choice.index
+    attempt.epoch = entry.epoch
+    attempt.slot = slot
+    attempt.started_ns = now_ns
+    attempt.queue_ns = now_ns - entry.arrival_ns
+    entry.attempt = attempt
+    store_relaxed32(&entry.state, RUNNING)
+    bump(&book.num_started, 1)
+    bump(&book.num_aged_starts, choice.is_aged)
+    bump(&book.wait_ns_sum, max(<int64_t> 0, attempt.queue_ns))
+    bump(&books.num_running, 1)
+    tell_loop(s, OP_STARTED, choice.index)
+    # Cannot be full: as many places as sequences, and the ledger counted this one.
+    ring_try_push(&s.slots[slot].dispatch, message(OP_START, attempt.handle))
+    s.slots[slot].has_starts = True
+    return True
+
+
+# The last of a request that ran: give back what it held, correct what its key was charged
+# to what it cost, and hand the entry to the loop.
+cdef void settle(SchedulerState* s, uint32_t index, bint is_lost) noexcept nogil:
+    cdef Books* books = books_of(s)
+    cdef Entry* entry = &s.table[index]
+    cdef Attempt* attempt = entry.attempt
+    cdef uint64_t used = min(entry.num_prompt_tokens, entry.footprint_tokens)
+    cdef int64_t cost = 0
+    cdef int rc
+    if is_lost:
+        # A worker that may still write: its figures are not ours to read.
+        rc = ledger_release(&books.ledger, attempt.slot, entry.key, entry.footprint_tokens, used)
+    else:
+        cost = <int64_t> entry.num_prompt_tokens + 2 * <int64_t> attempt.num_completion_tokens
+        rc = ledger_settle(&books.ledger, attempt.slot, entry.key, entry.footprint_tokens, used,
+                           entry.num_prompt_tokens, attempt.num_completion_tokens)
+    if rc != LEDGER_OK:
+        bump(&books.num_broken, 1)
+    backlog_charge(&books.backlog, entry.lane, entry.level, entry.key, cost - cost_of(entry))
+    books.backlog.lane_running[entry.lane] -= 1
+    bump(&books.num_running, -1)
+    store_relaxed32(&entry.state, FREE)
+    tell_loop(s, OP_SETTLED, index)
+
+
+# --- the parts of a round ---------------------------------------------------------------
+
+cdef void take_feedback_of(SchedulerState* s, DeviceSlot* slot) noexcept nogil:
+    cdef uint64_t cell
+    cdef Entry* entry
+    while ring_try_pop(&slot.feedback, &cell):
+        entry = &s.table[index_of(cell)]
+        if entry.state != RUNNING or entry.generation != generation_of(cell):
+            bump(&books_of(s).num_broken, 1)
+            continue
+        settle(s, index_of(cell), False)
+
+
+cdef void take_feedback(SchedulerState* s) noexcept nogil:
+    cdef uint32_t i
+    for i in range(s.num_slots):
+        if not s.slots[i].buried:
+            take_feedback_of(s, s.slots[i])
+
+
+# Notice the device slots that were reported dead since. What they finished before counts;
+# after this their feedback is not read any more, and the sweep ends what they ran.
+cdef void bury(SchedulerState* s) noexcept nogil:
+    cdef Books* books = books_of(s)
+    cdef uint32_t i
+    for i in range(s.num_slots):
+        # Acquire: pairs with the release in report_dead.
+        if s.slots[i].buried or not load_acquire32(&s.slots[i].dead):
+            continue
+        take_feedback_of(s, s.slots[i])
+        s.slots[i].buried = True
+        books.backlog.num_places -= s.slots[i].num_sequences
+        books.sweep_next = 0
+
+
+cdef void enqueue(SchedulerState* s, uint32_t index) noexcept nogil:
+    cdef Books* books = books_of(s)
+    cdef Entry* entry = &s.table[index]
+    cdef LevelBook* book = &books.levels[entry.level]
+    entry.epoch = 0
+    entry.places[BY_EXPIRY] = NOWHERE
+    entry.rank = <uint32_t> book.num_enqueued
+    bump(&book.num_enqueued, 1)
+    bump(&book.num_waiting, 1)
+    backlog_push(&books.backlog, index)
+    if entry.expire_ns:
+        # Cannot fail: the heap is as large as the table.
+        heap_push(&books.expiry, s.table, index, entry.expire_ns)
+    # Release: pairs with the acquire in Scheduler.position; the rank.
+    store_release32(&entry.state, WAITING)
+    if not is_servable(s, entry):
+        end_waiting(s, index, OP_NO_DEVICE, entry.arrival_ns)
+
+
+cdef void cancel_one(SchedulerState* s, uint32_t index, int64_t now_ns) noexcept nogil:
+    cdef Entry* entry = &s.table[index]
+    if entry.state == WAITING:
+        end_waiting(s, index, OP_CANCELLED, now_ns)
+    elif entry.state == RUNNING:
+        # Its worker looks at the flag between steps, but may sleep: all its sequences
+        # may be waiting for room in their out-buffers.
+        s.slots[entry.attempt.slot].has_starts = True
+    # Else it has ended since. The message cannot mean a later request in the same entry:
+    # that one's OP_SUBMIT would have come after it.
+
+
+# True: there was more.
+cdef bint take_submitted(SchedulerState* s, int64_t now_ns) noexcept nogil:
+    cdef uint64_t cell
+    cdef int n
+    for n in range(SUBMITS_PER_ROUND):
+        if not ring_try_pop(&s.submit, &cell):
+            return False
+        if op_of(cell) == OP_SUBMIT:
+            enqueue(s, index_of(cell))
+        else:
+            cancel_one(s, index_of(cell), now_ns)
+    return ring_size(&s.submit) != 0
+
+
+# After a death: end what it ran, and what waits for nobody. True: there is more.
+cdef bint sweep(SchedulerState* s, int64_t now_ns) noexcept nogil:
+    cdef Books* books = books_of(s)
+    cdef uint32_t end = <uint32_t> min(<uint64_t> books.sweep_next + SWEPT_PER_ROUND,
+                                       <uint64_t> s.capacity)
+    cdef Entry* entry
+    while books.sweep_next < end:
+        entry = &s.table[books.sweep_next]
+        if entry.state == RUNNING and s.slots[entry.attempt.slot].buried:
+            settle(s, books.sweep_next, True)
+        elif entry.state == WAITING and not is_servable(s, entry):
+            end_waiting(s, books.sweep_next, OP_NO_DEVICE, now_ns)
+        books.sweep_next += 1
+    return books.sweep_next < s.capacity
+
+
+# True: there was more.
+cdef bint expire(SchedulerState* s, int64_t now_ns) noexcept nogil:
+    cdef TimeHeap* expiry = &books_of(s).expiry
+    cdef int n
+    for n in range(EXPIRIES_PER_ROUND):
+        if expiry.size == 0 or expiry.nodes[0].time > now_ns:
+            return False
+        end_waiting(s, expiry.nodes[0].index, OP_EXPIRED, now_ns)
+    return expiry.size != 0 and expiry.nodes[0].time <= now_ns
+
+
+# Start what fits, in order, until the first that does not. True: there was more.
+cdef bint start_waiting(SchedulerState* s, int64_t now_ns) noexcept nogil:
+    cdef Books* books = books_of(s)
+    cdef Choice choice
+    cdef uint32_t slot
+    cdef int n
+    for n in range(STARTS_PER_ROUND):
+        choice = backlog_choose(&books.backlog)
+        if choice.index == NOWHERE:
+            return False
+        bump(&books.num_decisions, 1)
+        slot = place(s, &s.table[choice.index])
+        if slot == NOWHERE or not start(s, choice, slot, now_ns):
+            return False
+    return True
+
+
+# --- what others read -------------------------------------------------------------------
+
+# How fast a class leaves the queue, over the time in which it had one: starts while nobody
+# waits say how many come, not how many can be served.
+cdef void note_drain(LevelBook* book, int64_t passed_ns) noexcept nogil:
+    cdef double rate, share
+    if book.was_waiting:
+        book.busy_ns += passed_ns
+    else:
+        book.num_started_before = book.num_started
+        book.busy_ns = 0
+    book.was_waiting = book.num_waiting != 0
+    if book.busy_ns < DRAIN_PERIOD_NS:
+        return
+    rate = 1e18 * (book.num_started - book.num_started_before) / book.busy_ns
+    if book.drain_per_gs:
+        share = book.busy_ns / <double> (book.busy_ns + DRAIN_MEMORY_NS)
+        rate = book.drain_per_gs + share * (rate - book.drain_per_gs)
+    # 0 says unknown; a class that waits and does not start at all is as good as that.
+    store_relaxed(&book.drain_per_gs, <uint64_t> rate)
+    book.num_started_before = book.num_started
+    book.busy_ns = 0
+
+
+cdef void publish(SchedulerState* s, int64_t now_ns) noexcept nogil:
+    cdef Books* books = books_of(s)
+    cdef uint32_t level, oldest
+    cdef uint32_t all_lanes = (1U << books.backlog.num_lanes) - 1
+    for level in range(books.backlog.num_levels):
+        note_drain(&books.levels[level], now_ns - books.last_round_ns)
+        oldest = oldest_of(&books.backlog, level, all_lanes)
+        store_relaxed(&books.levels[level].oldest_arrival_ns,
+                      0 if oldest == NOWHERE else <uint64_t> s.table[oldest].arrival_ns)
+    books.last_round_ns = now_ns
+    bump(&books.num_rounds, 1)
+
+
+# One wake per sleeper and round, after everything is pushed.
+cdef void wake_others(SchedulerState* s) noexcept nogil:
+    cdef Books* books = books_of(s)
+    cdef uint32_t i
+    for i in range(s.num_slots):
+        if s.slots[i].has_starts:
+            s.slots[i].has_starts = False
+            wake(&s.slots[i].waker)
+    if books.has_told_loop:
+        books.has_told_loop = False
+        wake(&s.loop_waker)
+
+
+cdef int64_t scheduler_round(SchedulerState* s, int64_t now_ns) noexcept nogil:
+    cdef Books* books = books_of(s)
+    cdef bint has_more
+    bury(s)
+    has_more = take_submitted(s, now_ns)
+    take_feedback(s)
+    has_more |= sweep(s, now_ns)
+    has_more |= expire(s, now_ns)
+    has_more |= start_waiting(s, now_ns)
+    publish(s, now_ns)
+    wake_others(s)
+    if has_more:
+        return now_ns
+    return books.expiry.nodes[0].time if books.expiry.size else -1
+
+
+# Whether a round would find a message, or a death it has not seen.
+cdef bint has_messages(SchedulerState* s) noexcept nogil:
+    cdef uint32_t i
+    if ring_size(&s.submit):
+        return True
+    for i in range(s.num_slots):
+        if not s.slots[i].buried and (ring_size(&s.slots[i].feedback)
+                                      or load_acquire32(&s.slots[i].dead)):
+            return True
+    return False
+
+
+cdef void scheduler_sleep(SchedulerState* s, int64_t timeout_ns) noexcept nogil:
+    doze(&s.waker)
+    if has_messages(s):
+        stay_awake(&s.waker)
+    else:
+        wait_on(&s.waker, timeout_ns)

@@ -1,0 +1,639 @@
+# The event loop's side of the scheduler, and the one place where Python objects are held.
+#
+# The loop owns the free entries. It fills one and submits it; from then on the entry is
+# the scheduler's and the worker's, until poll() has told OP_SETTLED (or one of the ends in
+# the queue, which settle too). Only then is it free again, under the next generation, so
+# that an old handle names nothing.
+#
+# Owner: the event loop's thread, under the GIL, but for what says otherwise.
+
+class TableFull(Exception):
+    """Every entry of the request table is taken; come back later."""
+
+
+# What poll() tells, as the first item of each tuple.
+EV_FINISHED = int(OP_FINISHED)
+EV_OUTPUT = int(OP_OUTPUT)
+EV_STARTED = int(OP_STARTED)
+EV_EXPIRED = int(OP_EXPIRED)
+EV_CANCELLED = int(OP_CANCELLED)
+EV_NO_DEVICE = int(OP_NO_DEVICE)
+EV_SETTLED = int(OP_SETTLED)
+
+
+cdef class Work:
+    """What a worker needs to know about one request."""
+
+
+@cython.final
+cdef class Outcome:
+    """How an attempt ended. Times are the worker's `now_ns`, 0 where it did not get there."""
+
+    cdef readonly uint32_t finish
+    cdef readonly int32_t error_code
+    cdef readonly uint32_t num_cached_tokens
+    cdef readonly uint32_t num_completion_tokens
+    cdef readonly int64_t started_ns
+    cdef readonly int64_t assigned_ns
+    cdef readonly int64_t prefill_done_ns
+    cdef readonly int64_t first_token_ns
+    cdef readonly int64_t finished_ns
+    cdef readonly uint32_t slot
+
+
+cdef Outcome outcome_of(Attempt* attempt, uint32_t finish):
+    cdef Outcome outcome = Outcome.__new__(Outcome)
+    outcome.slot = attempt.slot
+    outcome.started_ns = attempt.started_ns
+    if finish == FINISH_NONE:
+        # The worker is dead or hangs and may still write: only what came out is known.
+        outcome.finish = FINISH_DEVICE
+        outcome.num_completion_tokens = <uint32_t> attempt.num_tokens_told
+        return outcome
+    outcome.finish = finish
+    outcome.error_code = attempt.error_code
+    outcome.num_cached_tokens = attempt.num_cached_tokens
+    outcome.num_completion_tokens = attempt.num_completion_tokens
+    outcome.assigned_ns = attempt.assigned_ns
+    outcome.prefill_done_ns = attempt.prefill_done_ns
+    outcome.first_token_ns = attempt.first_token_ns
+    outcome.finished_ns = attempt.finished_ns
+    return outcome
+
+
+# Copy the payloads of one kind, or of all but text, from head to tail.
+cdef void gather(OutBuffer* out, uint64_t tail, bint is_text, char* target) noexcept nogil:
+    cdef uint64_t position = out.head
+    cdef Record* record
+    while position != tail:
+        record = <Record*> (out.bytes + (position & (out.capacity - 1)))
+        if (record.kind == RECORD_TEXT) == is_text:
+            out_copy_out(out, position + sizeof(Record), target, record.num_bytes)
+            target += record.num_bytes
+        position += out_footprint(record.num_bytes)
+
+
+cdef int state_init(SchedulerState* s, uint32_t capacity) noexcept nogil:
+    s.capacity = capacity
+    s.table = <Entry*> new_lines(capacity * sizeof(Entry))
+    # An entry has one OP_SUBMIT and one OP_CANCEL under way, and an OP_CANCEL of its life
+    # before; towards the loop OP_STARTED and OP_SETTLED.
+    if (s.table == NULL or ring_init(&s.submit, 3 * <uint64_t> capacity)
+            or ring_init(&s.events, 2 * <uint64_t> capacity)):
+        return -1
+    return waker_init(&s.waker) or waker_init(&s.loop_waker)
+
+
+cdef int books_init(Books* books, SchedulerState* s, uint32_t num_lanes, uint32_t num_levels,
+                    uint32_t num_keys) noexcept nogil:
+    books.sweep_next = s.capacity
+    books.expiry.which = BY_EXPIRY
+    books.expiry.capacity_min = s.capacity
+    if (backlog_init(&books.backlog, s.table, num_lanes, num_levels, num_keys)
+            or ledger_init(&books.ledger, MAX_DEVICE_SLOTS, num_keys)):
+        return -1
+    return 0 if heap_resize(&books.expiry, s.capacity) else -1
+
+
+cdef void slot_free(DeviceSlot* slot) noexcept nogil:
+    ring_free(&slot.dispatch)
+    ring_free(&slot.feedback)
+    ring_free(&slot.events)
+    waker_free(&slot.waker)
+    free(slot)
+
+
+cdef void state_free(SchedulerState* s) noexcept nogil:
+    cdef Books* books = books_of(s)
+    cdef uint32_t i
+    for i in range(s.num_slots):
+        slot_free(s.slots[i])
+    if books != NULL:
+        backlog_free(&books.backlog)
+        ledger_free(&books.ledger)
+        free(books.expiry.nodes)
+        free(books)
+    ring_free(&s.submit)
+    ring_free(&s.events)
+    waker_free(&s.waker)
+    waker_free(&s.loop_waker)
+    free(s.table)
+    free(s)
+
+
+@cython.final
+cdef class Scheduler:
+    """The queue of requests, from submit to settled.
+
+    Three threads meet in it: the event loop (every method without another word), the
+    scheduler's thread (`round`), and one worker per device slot (`take`, `emit`,
+    `finish`, `end_step`, or their C twins). Counters may be read from any thread.
+
+    Bounds: `table_capacity` requests at once, `level_caps` and `total_cap` of them waiting.
+    """
+
+    def __cinit__(self, *, uint32_t table_capacity, level_caps, uint64_t total_cap,
+                  num_lanes=2, num_keys=1, key_weights=None, int64_t aging_step_ns=0,
+                  aged_every=4, lane_weights=(3, 1), uint64_t out_buffer_bytes=65536):
+        cdef Books* books
+        cdef uint32_t i
+        check_shape(num_lanes, len(level_caps), num_keys, aging_step_ns, aged_every)
+        if not 1 <= table_capacity <= 1U << 30:
+            raise ValueError("table_capacity must be between 1 and 2**30")
+        if not 64 <= out_buffer_bytes <= 1U << 30 or out_buffer_bytes & (out_buffer_bytes - 1):
+            raise ValueError("out_buffer_bytes must be a power of two, at least 64")
+        self.state = <SchedulerState*> new_lines(sizeof(SchedulerState))
+        if self.state == NULL:
+            raise MemoryError
+        self.state.waker.fd = self.state.loop_waker.fd = -1
+        books = <Books*> new_lines(sizeof(Books))
+        self.state.own = books
+        self.owned = <Owned*> calloc(table_capacity, sizeof(Owned))
+        if (books == NULL or self.owned == NULL or state_init(self.state, table_capacity)
+                or books_init(books, self.state, num_lanes, len(level_caps), num_keys)):
+            raise MemoryError
+        self.state.out_buffer_bytes = out_buffer_bytes
+        self.free_head = NOWHERE
+        books.backlog.aging_step_ns = aging_step_ns
+        books.backlog.aged_every = books.backlog.since_aged = aged_every
+        set_weights(&books.backlog, lane_weights, key_weights or [1] * num_keys)
+        for i in range(books.backlog.num_levels):
+            books.permits[i].cap = level_caps[i]
+        books.total.cap = total_cap
+
+    def __dealloc__(self):
+        # The threads have stopped, but for parked ones: those may wake up some day, so
+        # what a worker can reach is left to them.
+        cdef bint is_parked = self.num_kept != 0
+        cdef uint32_t i
+        if self.owned != NULL:
+            for i in range(self.num_touched):
+                if self.owned[i].sink != NULL and not is_parked:
+                    free(self.state.table[i].attempt)
+                    Py_DECREF(<object> self.owned[i].work)
+                    Py_DECREF(<object> self.owned[i].sink)
+        free(self.owned)
+        if self.state != NULL:
+            for i in range(self.state.num_slots):
+                is_parked |= is_dead(self.state, i)
+            if not is_parked:
+                state_free(self.state)
+
+    def add_device_slot(self, *, uint16_t model=0, uint64_t kv_tokens, uint32_t num_sequences,
+                        double weight=1.0):
+        """Add one model on one device, before the first request: its number."""
+        cdef SchedulerState* s = self.state
+        cdef DeviceSlot* slot
+        if self.has_begun:
+            raise RuntimeError("device slots are added before the first request")
+        if s.num_slots == MAX_DEVICE_SLOTS:
+            raise ValueError("too many device slots")
+        if not 1 <= num_sequences <= 65536 or not 0 < weight <= 1e6:
+            raise ValueError("num_sequences at least 1, weight above 0")
+        slot = <DeviceSlot*> new_lines(sizeof(DeviceSlot))
+        if slot == NULL:
+            raise MemoryError
+        slot.waker.fd = -1
+        if (ring_init(&slot.dispatch, num_sequences) or ring_init(&slot.feedback, num_sequences)
+                or ring_init(&slot.events, s.capacity) or waker_init(&slot.waker)):
+            slot_free(slot)
+            raise MemoryError
+        slot.index = s.num_slots
+        slot.model = model
+        slot.kv_tokens = kv_tokens
+        slot.num_sequences = num_sequences
+        slot.weight = weight
+        books_of(s).ledger.slots[slot.index].capacity = kv_tokens
+        books_of(s).ledger.slots[slot.index].num_sequences = num_sequences
+        books_of(s).backlog.num_places += num_sequences
+        s.slots[slot.index] = slot
+        s.num_slots += 1
+        return slot.index
+
+    # --- in -----------------------------------------------------------------------------
+
+    cdef int check_level(self, uint32_t level) except -1:
+        if level >= books_of(self.state).backlog.num_levels:
+            raise IndexError("no such level")
+        return 0
+
+    def try_enter(self, uint32_t level):
+        """Take a permit to wait, of the class and of the total; False: full."""
+        cdef Books* books = books_of(self.state)
+        self.check_level(level)
+        # Only the loop adds, so what is free now cannot be gone before the add.
+        if (load_relaxed(&books.permits[level].taken) >= books.permits[level].cap
+                or load_relaxed(&books.total.taken) >= books.total.cap):
+            return False
+        add_relaxed(&books.permits[level].taken, 1)
+        add_relaxed(&books.total.taken, 1)
+        return True
+
+    def leave(self, uint32_t level):
+        """Give back a permit that was not used for submit()."""
+        self.check_level(level)
+        give_back_permit(books_of(self.state), level)
+
+    def submit(self, Work work not None, object sink not None, *, uint32_t key=0,
+               uint16_t model=0, uint8_t level=0, uint8_t lane=0, int64_t arrival_ns=0,
+               int64_t expire_ns=0, int64_t stop_ns=0, int64_t deadline_ns=0,
+               uint32_t num_prompt_tokens=0, uint32_t max_tokens=0,
+               uint32_t footprint_tokens=0):
+        """Let a request wait, on a permit of its level: its handle.
+
+        `sink` comes back with each event; it and `work` are kept alive until settled.
+        Times are monotonic nanoseconds, 0 for none. Raises TableFull; the permit is then
+        given back.
+        """
+        cdef SchedulerState* s = self.state
+        cdef Books* books = books_of(s)
+        cdef uint32_t index
+        cdef Entry* entry
+        self.check_level(level)
+        if key >= books.backlog.num_keys or lane >= books.backlog.num_lanes:
+            give_back_permit(books, level)
+            raise IndexError("no such key or lane")
+        index = self.take_entry()
+        if index == NOWHERE:
+            give_back_permit(books, level)
+            raise TableFull
+        entry = &s.table[index]
+        entry.key = key
+        entry.arrival_no = self.num_arrived
+        entry.arrival_ns = arrival_ns
+        entry.expire_ns = expire_ns
+        entry.stop_ns = stop_ns
+        entry.deadline_ns = deadline_ns
+        entry.num_prompt_tokens = num_prompt_tokens
+        entry.max_tokens = max_tokens
+        entry.footprint_tokens = footprint_tokens
+        entry.model = model
+        entry.level = level
+        entry.lane = lane
+        entry.work = work.data
+        store_relaxed32(&entry.cancel, 0)
+        Py_INCREF(work)
+        Py_INCREF(sink)
+        self.owned[index].work = <void*> work
+        self.owned[index].sink = <void*> sink
+        self.num_arrived += 1
+        # Cannot be full: see state_init.
+        ring_try_push(&s.submit, message(OP_SUBMIT, self.handle(index)))
+        wake(&s.waker)
+        return self.handle(index)
+
+    cdef inline uint64_t handle(self, uint32_t index) noexcept:
+        return <uint64_t> self.state.table[index].generation << 32 | index
+
+    # A free entry, or NOWHERE.
+    cdef inline uint32_t take_entry(self) noexcept:
+        cdef uint32_t index = self.free_head
+        self.has_begun = True
+        if index != NOWHERE:
+            self.free_head = self.state.table[index].behind
+        elif self.num_touched < self.state.capacity:
+            index = self.num_touched
+            self.num_touched += 1
+            self.state.table[index].generation = 1
+        else:
+            return NOWHERE
+        self.num_live += 1
+        return index
+
+    # The entry of a handle that is not settled, or NULL.
+    cdef inline Entry* live(self, uint64_t handle) noexcept:
+        cdef uint32_t index = index_of(handle)
+        if (index >= self.num_touched or self.owned[index].sink == NULL
+                or self.handle(index) != handle):
+            return NULL
+        return &self.state.table[index]
+
+    def cancel(self, uint64_t handle):
+        """Ask for an early end; its events still come. Again, or too late: nothing."""
+        cdef Entry* entry = self.live(handle)
+        if entry == NULL or load_relaxed32(&entry.cancel):
+            return
+        # Relaxed: whoever sees it ends the request and reads nothing because of it.
+        store_relaxed32(&entry.cancel, 1)
+        ring_try_push(&self.state.submit, message(OP_CANCEL, handle))
+        wake(&self.state.waker)
+
+    # --- out ----------------------------------------------------------------------------
+
+    @property
+    def loop_fd(self):
+        """Readable when poll() has something to tell."""
+        return self.state.loop_waker.fd
+
+    def poll(self):
+        """Tell all that has happened, in order for each request.
+
+        (EV_STARTED, sink, queue_ns)
+        (EV_OUTPUT, sink, text, num_tokens, logprobs or None)   all that came since the last
+        (EV_FINISHED, sink, Outcome)                            after the last output
+        (EV_EXPIRED | EV_CANCELLED | EV_NO_DEVICE, sink, None)  ended in the queue
+        (EV_SETTLED, sink, None)                                always the last one
+        """
+        cdef SchedulerState* s = self.state
+        cdef list out = []
+        cdef uint64_t count, num_cells
+        cdef uint32_t i
+        # Read first, reset second: the other way round, a wake between the two would be
+        # read away with its flag left up, and the next one would not be written.
+        if load_relaxed32(&s.loop_waker.signalled):
+            read(s.loop_waker.fd, &count, sizeof(count))
+        doze(&s.loop_waker)
+        # Workers before the scheduler, and of the scheduler only what was there before:
+        # then every word of a worker about an attempt has been taken when its OP_SETTLED
+        # is, and an entry has at most one cell in an event ring.
+        num_cells = ring_size(&s.events)
+        for i in range(s.num_slots):
+            self.poll_worker(out, s.slots[i])
+        self.poll_scheduler(out, num_cells)
+        return out
+
+    cdef int poll_worker(self, list out, DeviceSlot* slot) except -1:
+        cdef uint64_t cell
+        cdef uint64_t num_cells = ring_size(&slot.events)
+        cdef Entry* entry
+        while num_cells and ring_try_pop(&slot.events, &cell):
+            num_cells -= 1
+            entry = &self.state.table[index_of(cell)]
+            # A late worker of a dead device slot may name one that is settled.
+            if entry.generation == generation_of(cell) and entry.attempt != NULL:
+                self.tell(out, index_of(cell), entry.attempt)
+
+    cdef int poll_scheduler(self, list out, uint64_t num_cells) except -1:
+        cdef uint64_t cell
+        cdef uint32_t index, op
+        cdef Attempt* attempt
+        while num_cells and ring_try_pop(&self.state.events, &cell):
+            num_cells -= 1
+            op = op_of(cell)
+            index = index_of(cell)
+            sink = <object> self.owned[index].sink
+            attempt = self.state.table[index].attempt
+            if op == OP_STARTED:
+                self.tell_started(out, index, attempt)
+                continue
+            if op == OP_SETTLED:
+                self.tell(out, index, attempt)
+                if not attempt.told_finished:
+                    out.append((OP_FINISHED, sink, outcome_of(attempt, FINISH_NONE)))
+            else:
+                out.append((op, sink, None))
+            out.append((OP_SETTLED, sink, None))
+            self.release(index)
+
+    cdef inline int tell_started(self, list out, uint32_t index, Attempt* attempt) except -1:
+        # A worker's first word may be read before the scheduler's OP_STARTED.
+        if not attempt.told_started:
+            attempt.told_started = True
+            out.append((OP_STARTED, <object> self.owned[index].sink, attempt.queue_ns))
+
+    # What is new about an attempt.
+    cdef int tell(self, list out, uint32_t index, Attempt* attempt) except -1:
+        cdef void* sink = self.owned[index].sink
+        cdef uint32_t finish
+        self.tell_started(out, index, attempt)
+        # Before the reading: see announce().
+        exchange32(&attempt.notified, 0)
+        # Acquire: pairs with the release in finish_request. Before the output is read, so
+        # that an attempt seen as finished has shown all its output.
+        finish = load_acquire32(&attempt.finish)
+        self.tell_output(out, sink, attempt)
+        if load_relaxed32(&attempt.starved):
+            store_relaxed32(&attempt.starved, 0)
+            wake(&self.state.slots[attempt.slot].waker)
+        if finish != FINISH_NONE and not attempt.told_finished:
+            attempt.told_finished = True
+            out.append((OP_FINISHED, <object> sink, outcome_of(attempt, finish)))
+
+    cdef int tell_output(self, list out, void* sink, Attempt* attempt) except -1:
+        cdef OutBuffer* buffer = &attempt.out
+        # Acquire: pairs with the release in out_write; whole records.
+        cdef uint64_t tail = load_acquire(&buffer.tail)
+        cdef uint64_t position = buffer.head
+        cdef uint64_t num_text_bytes = 0, num_other_bytes = 0, num_tokens = 0
+        cdef Record* record
+        if position == tail:
+            return 0
+        while position != tail:
+            record = <Record*> (buffer.bytes + (position & (buffer.capacity - 1)))
+            if record.kind == RECORD_TEXT:
+                num_text_bytes += record.num_bytes
+                num_tokens += record.num_tokens
+            else:
+                num_other_bytes += record.num_bytes
+            position += out_footprint(record.num_bytes)
+        text = PyBytes_FromStringAndSize(NULL, num_text_bytes)
+        gather(buffer, tail, True, PyBytes_AS_STRING(text))
+        logprobs = None
+        if num_other_bytes:
+            logprobs = PyBytes_FromStringAndSize(NULL, num_other_bytes)
+            gather(buffer, tail, False, PyBytes_AS_STRING(logprobs))
+        attempt.num_tokens_told += num_tokens
+        # Release: pairs with the acquire in out_free; those bytes are copied.
+        store_release(&buffer.head, tail)
+        out.append((OP_OUTPUT, <object> sink, text, num_tokens, logprobs))
+
+    # The entry is settled and its last event told.
+    cdef void release(self, uint32_t index) noexcept:
+        cdef Entry* entry = &self.state.table[index]
+        cdef void* work = self.owned[index].work
+        cdef void* sink = self.owned[index].sink
+        cdef bint is_kept = (entry.attempt != NULL
+                             and is_dead(self.state, entry.attempt.slot))
+        self.owned[index].work = self.owned[index].sink = NULL
+        if is_kept:
+            # Its worker may hang and wake up, even in the middle of finish_request, so
+            # the attempt and the work stay with it; no more than the device slot ran.
+            self.num_kept += 1
+        else:
+            free(entry.attempt)
+            Py_DECREF(<object> work)
+        entry.attempt = NULL
+        entry.generation = entry.generation % 0x0FFFFFFFU + 1
+        entry.behind = self.free_head
+        self.free_head = index
+        self.num_live -= 1
+        Py_DECREF(<object> sink)
+
+    # --- figures ------------------------------------------------------------------------
+
+    def state_of(self, uint64_t handle):
+        """submitted, waiting or running; None once settled."""
+        cdef Entry* entry = self.live(handle)
+        if entry == NULL:
+            return None
+        return ("submitted", "waiting", "running")[load_relaxed32(&entry.state)]
+
+    def position(self, uint64_t handle):
+        """The place in the queue, from 1, while it waits; else None.
+
+        From counts: exact where a level is served in order of arrival and nobody behind
+        leaves early, an estimate otherwise.
+        """
+        cdef Books* books = books_of(self.state)
+        cdef Entry* entry = self.live(handle)
+        cdef LevelBook* book
+        cdef uint64_t better = 0
+        cdef uint32_t level, waiting
+        cdef int32_t ahead
+        # Acquire: pairs with the release in enqueue; the rank.
+        if entry == NULL or load_acquire32(&entry.state) != WAITING:
+            return None
+        for level in range(entry.level):
+            better += load_relaxed(&books.levels[level].num_waiting)
+        book = &books.levels[entry.level]
+        waiting = <uint32_t> load_relaxed(&book.num_waiting)
+        ahead = <int32_t> (entry.rank - (<uint32_t> load_relaxed(&book.num_enqueued) - waiting))
+        return 1 + better + min(max(ahead, 0), max(<int32_t> waiting - 1, 0))
+
+    def num_waiting(self, uint32_t level):
+        """How many of this class wait, those in the submit ring not counted."""
+        self.check_level(level)
+        return load_relaxed(&books_of(self.state).levels[level].num_waiting)
+
+    def num_entered(self, uint32_t level):
+        """Permits taken of this class."""
+        self.check_level(level)
+        return load_relaxed(&books_of(self.state).permits[level].taken)
+
+    def drain_rate(self, uint32_t level):
+        """Starts per second of this class while it had a queue; 0.0: not known yet."""
+        self.check_level(level)
+        return load_relaxed(&books_of(self.state).levels[level].drain_per_gs) / 1e9
+
+    def key_usage(self, uint32_t key):
+        """What a key holds and has been given, in tokens."""
+        if key >= books_of(self.state).backlog.num_keys:
+            raise IndexError("no such key")
+        return key_figures(&books_of(self.state).ledger.keys[key])
+
+    @property
+    def num_running(self):
+        """Requests that hold a sequence."""
+        return load_relaxed(&books_of(self.state).num_running)
+
+    @property
+    def table_capacity(self):
+        """The most requests between submit and settled."""
+        return self.state.capacity
+
+    @property
+    def bytes_per_waiting(self):
+        """Memory of the core per entry of its table, all rings and heaps counted.
+
+        A heap of deadlines is counted at its fullest. What does not grow with the table
+        (keys, device slots) and what runs (out-buffers) is not in it.
+        """
+        # The cells: 3 to submit, 2 to be told by the scheduler, 1 by each worker.
+        cdef uint64_t num_cells = 3 + 2 + self.state.num_slots
+        return (sizeof(Entry) + sizeof(Owned) + num_cells * sizeof(uint64_t)
+                + sizeof(Timed) + 2 * sizeof(Timed))
+
+    def snapshot(self):
+        """All counters, each exact, not all of one moment."""
+        cdef Books* books = books_of(self.state)
+        cdef uint32_t i
+        return {
+            "levels": [level_figures(&books.levels[i], &books.permits[i])
+                       for i in range(books.backlog.num_levels)],
+            "slots": [{**slot_figures(&books.ledger.slots[i]),
+                       "is_dead": bool(is_dead(self.state, i))}
+                      for i in range(self.state.num_slots)],
+            "num_entered": load_relaxed(&books.total.taken),
+            "num_running": load_relaxed(&books.num_running),
+            "num_decisions": load_relaxed(&books.num_decisions),
+            "num_rounds": load_relaxed(&books.num_rounds),
+            "num_broken": load_relaxed(&books.num_broken),
+            "num_live": self.num_live,
+            "num_kept": self.num_kept,
+            "table_capacity": self.state.capacity,
+        }
+
+    # --- the scheduler's thread ---------------------------------------------------------
+
+    def round(self, int64_t now_ns):
+        """One round: when the next is due (now: at once; -1: when woken)."""
+        cdef int64_t due_ns
+        with nogil:
+            due_ns = scheduler_round(self.state, now_ns)
+        return due_ns
+
+    # --- a worker's thread --------------------------------------------------------------
+
+    cdef int check_slot(self, uint32_t slot) except -1:
+        if slot >= self.state.num_slots:
+            raise IndexError("no such device slot")
+        return 0
+
+    cdef Attempt* running_attempt(self, uint64_t handle) except NULL:
+        cdef Entry* entry = self.live(handle)
+        if (entry == NULL or entry.attempt == NULL
+                or load_relaxed32(&entry.attempt.finish) != FINISH_NONE):
+            raise ValueError("not running")
+        return entry.attempt
+
+    def take(self, uint32_t slot):
+        """The handles that this device slot is to start."""
+        cdef uint64_t handle
+        cdef list handles = []
+        self.check_slot(slot)
+        while next_start(self.state, slot, &handle):
+            handles.append(handle)
+        return handles
+
+    def emit(self, uint64_t handle, bytes payload not None, uint16_t num_tokens=1,
+             uint8_t kind=RECORD_TEXT):
+        """Write one record; False: no room. Raises ValueError if it does not run."""
+        return emit_output(self.state, self.running_attempt(handle), kind, num_tokens,
+                           PyBytes_AS_STRING(payload), <uint32_t> len(payload))
+
+    def finish(self, uint64_t handle, uint32_t finish=FINISH_STOP, *,
+               uint32_t num_completion_tokens=0, uint32_t num_cached_tokens=0,
+               int32_t error_code=0, int64_t assigned_ns=0, int64_t prefill_done_ns=0,
+               int64_t first_token_ns=0, int64_t finished_ns=0):
+        """End an attempt. Raises ValueError if it does not run."""
+        cdef Attempt* attempt = self.running_attempt(handle)
+        if not FINISH_NONE < finish <= FINISH_DEVICE:
+            raise ValueError("no such finish")
+        attempt.num_completion_tokens = num_completion_tokens
+        attempt.num_cached_tokens = num_cached_tokens
+        attempt.error_code = error_code
+        attempt.assigned_ns = assigned_ns
+        attempt.prefill_done_ns = prefill_done_ns
+        attempt.first_token_ns = first_token_ns
+        attempt.finished_ns = finished_ns
+        finish_request(self.state, attempt, finish)
+
+    def is_cancelled(self, uint64_t handle):
+        """Whether its client wants it ended. Raises ValueError if it does not run."""
+        return bool(is_cancelled(entry_of(self.state, self.running_attempt(handle).handle)))
+
+    def end_step(self):
+        """Wake who sleeps, loop and scheduler; how many eventfd writes that took."""
+        return wake(&self.state.loop_waker) + wake(&self.state.waker)
+
+    def report_dead(self, uint32_t slot):
+        """Declare a device slot dead, from any thread; there is no way back."""
+        self.check_slot(slot)
+        report_dead(self.state, slot)
+
+
+cdef dict level_figures(LevelBook* book, Permit* permit):
+    return {
+        "num_entered": load_relaxed(&permit.taken),
+        "num_waiting": load_relaxed(&book.num_waiting),
+        "num_enqueued": load_relaxed(&book.num_enqueued),
+        "num_started": load_relaxed(&book.num_started),
+        "num_expired": load_relaxed(&book.num_expired),
+        "num_cancelled": load_relaxed(&book.num_cancelled),
+        "num_no_device": load_relaxed(&book.num_no_device),
+        "num_promoted": load_relaxed(&book.num_promoted),
+        "num_aged_starts": load_relaxed(&book.num_aged_starts),
+        "wait_ns_sum": load_relaxed(&book.wait_ns_sum),
+        "oldest_arrival_ns": load_relaxed(&book.oldest_arrival_ns),
+        "drain_rate": load_relaxed(&book.drain_per_gs) / 1e9,
+    }
