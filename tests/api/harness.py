@@ -26,7 +26,7 @@ from lqs.engine.template import ChatTemplate
 from lqs.engine.tokens import compile_markers
 from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
-from lqs.scheduling.desk import Desk
+from lqs.scheduling.desk import Desk, make_scheduler
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
@@ -102,15 +102,16 @@ class House:
         log = Log(self.config.log, self.log_text)
         self.ring = KeyRing(self.config)
         observer = Switch()
-        self.desk = Desk(self.config, observer, key_weights=self.ring.weights())
+        scheduler = make_scheduler(self.config, self.ring.weights())
+        self.desk = Desk(scheduler, observer, num_levels=len(self.config.queue.levels))
         self.prompts = Prompts(self.config.prompts)
         self.gate = Gate(self.config, desk=self.desk, models=self.models, prompts=self.prompts)
         self.metrics = Metrics(
-            self.config, model_name="M", core=self.desk.scheduler.snapshot, workers=dict,
+            self.config, model_name="M", core=scheduler.snapshot, workers=dict,
             closed_reason=self.gate.closed_reason,
         )  # fmt: skip
         observer.target = self.metrics
-        self.slot = self.desk.scheduler.add_device_slot(model=0, kv_tokens=100_000, num_sequences=slots)
+        self.slot = scheduler.add_device_slot(model=0, kv_tokens=100_000, num_sequences=slots)
         self.app = create_app(
             Services(
                 config=self.config, gate=self.gate, desk=self.desk, keys=self.ring, models=self.models,
