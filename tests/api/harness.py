@@ -119,7 +119,7 @@ class House:
             ),
             cors_origins=cors_origins,
         )  # fmt: skip
-        self.calls: list[Call] = []
+        self.started: list[int] = []  # Taken by the worker, not yet looked at by the test.
 
     def _key_file(self, tmp_path: Any, keys: dict[str, bool]) -> str:
         path = tmp_path / "keys"
@@ -135,9 +135,7 @@ class House:
 
     def call(self, method: str, path: str, body: Any = None, **options: Any) -> Call:
         """Begin a request; its answer comes while the test goes on."""
-        call = Call(self.app, method, path, body, **options)
-        self.calls.append(call)
-        return call
+        return Call(self.app, method, path, body, **options)
 
     async def ask(self, method: str, path: str, body: Any = None, **options: Any) -> Call:
         """Make a request that needs no worker, and wait for its answer."""
@@ -146,17 +144,16 @@ class House:
     # The worker's part.
 
     async def starts(self, num: int = 1) -> list[int]:
-        """Let the scheduler work until that many requests start; their handles."""
-        handles: list[int] = []
-        await until(lambda: bool(handles.extend(self.turn()) or len(handles) >= num))
+        """Let the scheduler work until that many requests have started; their handles."""
+        await until(lambda: self.turn() or len(self.started) >= num)
+        handles, self.started = self.started[:num], self.started[num:]
         return handles
 
-    def turn(self) -> list[int]:
-        """One round of the scheduler, its events delivered; what the worker is to start."""
+    def turn(self) -> None:
+        """One round of the scheduler, its events delivered."""
         self.desk.scheduler.round(time.monotonic_ns())
-        handles = self.desk.scheduler.take(self.slot)
+        self.started += self.desk.scheduler.take(self.slot)
         self.desk.drain_events()
-        return handles
 
     def emit(self, handle: int, *texts: str | bytes, logprobs: bytes = b"") -> None:
         for text in texts:
@@ -183,9 +180,6 @@ class House:
         return call.status == 200
 
     any_key: str | None = None
-
-    def close(self) -> None:
-        self.prompts.close()
 
 
 class Switch:
