@@ -29,7 +29,7 @@ class ByteModel:
         return array("i", list(text))
 
     def detokenize(self, ids: array[int]) -> bytes:
-        return bytes(ids)
+        return bytes(list(ids))
 
     def grammar(self, gbnf: str) -> str:
         return f"compiled {gbnf}"

@@ -14,34 +14,10 @@ from lqs.errors import RETRY_AFTER_S_MAX, RequestRefused
 from lqs.request import NS_PER_S, Request, RequestState, Tenant
 from lqs.scheduling.desk import Desk, make_scheduler
 from lqs.settings import load
+from tests.scheduling.parts import Told
 
 S = NS_PER_S
 FINISH_STOP, FINISH_CANCELLED = 1, 3
-
-
-class Told:
-    """A sink, and an observer, that keep what they are told."""
-
-    def __init__(self) -> None:
-        self.events: list[Any] = []
-
-    def started(self, *args: Any) -> None:
-        self.events.append("started")
-
-    def output(self, *args: Any) -> None:
-        self.events.append(("output", *args[-3:]))
-
-    def finished(self, *args: Any) -> None:
-        self.events.append(("finished", args[-1].finish))
-
-    def ended(self, *args: Any) -> None:
-        self.events.append(("ended", args[-1]))
-
-    def event_lost(self, request: Request, error: Exception) -> None:
-        self.events.append(("lost", type(error).__name__))
-
-    def settled(self) -> None:
-        self.events.append("settled")
 
 
 class Scene:
