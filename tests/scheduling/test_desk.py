@@ -62,7 +62,11 @@ def test_a_request_is_told_everything_in_order() -> None:
     assert (request.state, request.handle) == (RequestState.FINISHED, None)
     assert scene.desk.num_inside == 0
     # The observer is told of everything but the settling.
-    assert [event if isinstance(event, str) else event[0] for event in scene.seen.events] == ["started", "output", "finished"]
+    assert [event if isinstance(event, str) else event[0] for event in scene.seen.events] == [
+        "started",
+        "output",
+        "finished",
+    ]
 
 
 def test_the_place_is_taken_at_arrival_and_given_back_once() -> None:
