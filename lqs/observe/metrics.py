@@ -188,10 +188,8 @@ class Metrics:
         yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", num_waiting)
         yield self._by_level("lqs_queue_depth", "Waiting, by class.", levels, "num_waiting")
         yield self._by_level("lqs_queue_places_taken", "Places taken, by class.", levels, "num_entered")
-        caps = GaugeMetricFamily("lqs_queue_places", "Places, by class.", labels=["level"])
-        for name, cap in zip(self._levels, self._config.level_caps, strict=True):
-            caps.add_metric([name], cap)
-        yield caps
+        caps = [{"cap": cap} for cap in self._config.level_caps]
+        yield self._by_level("lqs_queue_places", "Places, by class.", caps, "cap")
         yield GaugeMetricFamily("lqs_queue_total_places", "Places, all classes.", value=self._config.queue.total)
         yield GaugeMetricFamily("lqs_queue_total_places_taken", "Places taken.", value=core["num_entered"])
         yield self._oldest(levels)
@@ -209,12 +207,10 @@ class Metrics:
         return family
 
     def _oldest(self, levels: Iterable[Mapping[str, Any]]) -> Metric:
-        family = GaugeMetricFamily("lqs_queue_oldest_wait_seconds", "Longest wait of those waiting.", labels=["level"])
         now_ns = self._now_ns()
-        for level, seen in zip(self._levels, levels, strict=True):
-            wait_ns = now_ns - seen["oldest_arrival_ns"] if seen["num_waiting"] else 0
-            family.add_metric([level], max(wait_ns, 0) / NS_PER_S)
-        return family
+        waits = [now_ns - level["oldest_arrival_ns"] if level["num_waiting"] else 0 for level in levels]
+        seen = [{"wait_s": max(wait_ns, 0) / NS_PER_S} for wait_ns in waits]
+        return self._by_level("lqs_queue_oldest_wait_seconds", "Longest wait of those waiting.", seen, "wait_s")
 
     def _device_families(self, core: Mapping[str, Any], workers: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
         healthy = GaugeMetricFamily("lqs_device_healthy", "1 if it works.", labels=["device"])
