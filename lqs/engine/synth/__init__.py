@@ -38,7 +38,8 @@ class Recipe:
     `chat_template`: the template itself, None for a file without one. `eot`: the end-of-turn token; None
     for a model that ends its turns with `eos`. `extra_tokens`: bytes of further tokens, whole characters
     or not. `script`: the tokens, by their bytes, that a `llama` model says after any prompt, then `eos`;
-    a control token is named by its text. Tokens of the script are added to the vocabulary.
+    a control token is named by its text. Tokens of the script are added to the vocabulary. A prompt that
+    ends with a token of the script goes on from there.
     """
 
     shape: Shape = field(default_factory=Shape)
