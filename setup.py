@@ -12,6 +12,7 @@ LQS_SANITIZE=thread       ThreadSanitizer
 
 import os
 from glob import glob
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -74,6 +75,7 @@ def engine() -> Extension:
     settings = switches()
     settings["include_dirs"].append(str(llama.parent / "include"))
     settings["depends"].append(str(llama.parent / "include" / "llama.h"))
+    settings["define_macros"].append(("LQS_LLAMA_CPP_PYTHON", f'"{version("llama-cpp-python")}"'))
     settings["extra_compile_args"].insert(0, "-std=c++17")
     settings["extra_link_args"] += [f"-L{llama / 'lib'}", *(f"-l:{name}" for name in LLAMA_LIBRARIES)]
     return Extension(

@@ -136,8 +136,9 @@ cdef inline void doze(Waker* waker) noexcept nogil:
 cdef inline void stay_awake(Waker* waker) noexcept nogil:
     exchange32(&waker.signalled, 1)
 
-# Sleep until woken or until `timeout_ns` has passed (below 0: for ever). May return early.
-cdef void wait_on(Waker* waker, int64_t timeout_ns) noexcept nogil
+# Sleep until woken or until `timeout_ns` has passed (below 0: for ever); True: woken. A
+# wake that came too late for the last sleep may end this one early.
+cdef bint wait_on(Waker* waker, int64_t timeout_ns) noexcept nogil
 
 
 # --- the ring ---------------------------------------------------------------------------
@@ -442,15 +443,15 @@ cdef inline bint is_dead(SchedulerState* s, uint32_t slot) noexcept nogil:
     return load_acquire32(&s.slots[slot].dead) != 0
 
 # Sleep until there is something in the dispatch ring, someone wakes this worker, or the
-# time has passed (below 0: no limit).
-cdef inline void worker_sleep(SchedulerState* s, uint32_t slot,
+# time has passed (below 0: no limit). False: it has passed.
+cdef inline bint worker_sleep(SchedulerState* s, uint32_t slot,
                               int64_t timeout_ns) noexcept nogil:
     cdef DeviceSlot* own = s.slots[slot]
     doze(&own.waker)
     if ring_size(&own.dispatch):
         stay_awake(&own.waker)
-    else:
-        wait_on(&own.waker, timeout_ns)
+        return True
+    return wait_on(&own.waker, timeout_ns)
 
 
 # --- the scheduler's side ---------------------------------------------------------------
@@ -459,8 +460,9 @@ cdef inline void worker_sleep(SchedulerState* s, uint32_t slot,
 # left over, -1 for never.
 cdef int64_t scheduler_round(SchedulerState* s, int64_t now_ns) noexcept nogil
 
-# Sleep until a ring has something for the scheduler, or the time has passed.
-cdef void scheduler_sleep(SchedulerState* s, int64_t timeout_ns) noexcept nogil
+# Sleep until a ring has something for the scheduler, someone wakes it, or the time has
+# passed (below 0: no limit). False: it has passed.
+cdef bint scheduler_sleep(SchedulerState* s, int64_t timeout_ns) noexcept nogil
 
 
 # Python's half of an entry: what the loop keeps alive until it is settled.

@@ -15,6 +15,7 @@ between threads and who owns it; each part says what it decides:
 """
 
 cimport cython
+from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdlib cimport calloc, free, malloc, realloc
@@ -26,3 +27,4 @@ include "core/ledger.pxi"
 include "core/round.pxi"
 include "core/faces.pxi"
 include "core/scheduler.pxi"
+include "core/drive.pxi"

@@ -89,6 +89,8 @@ class Connection(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._start_head_timer()
         super().on_message_begin()
+        # For a reader that stalls: closing would wait for its buffer for ever.
+        self.scope["extensions"] = {"lqs.abort": self.transport.abort}  # type: ignore[dict-item]
 
     def on_url(self, url: bytes) -> None:
         self._count_head(len(url))

@@ -23,7 +23,8 @@ import uvloop
 from lqs.admission.gate import Gate
 from lqs.admission.keys import KeyRing
 from lqs.admission.prompts import Prompts
-from lqs.api.app import Services, create_app
+from lqs.api.app import create_app
+from lqs.api.services import Services
 from lqs.config import Config
 from lqs.engine import library
 from lqs.engine.gguf import read_header
@@ -73,9 +74,11 @@ class Server:
 
     async def run(self) -> int:
         """Serve until `stop` is called or a signal comes; the exit code."""
-        listening = bind(self._config.server)
+        server = self._config.server
+        listening = bind(server)
+        app = create_app(self._services, cors_origins=server.cors_origins)
         self.port = listening.getsockname()[1]
-        self._http = make_http(create_app(self._services), self._config.server, self._log, close_s=_LAST_WORDS_S)
+        self._http = make_http(app, server, self._log, close_s=_LAST_WORDS_S)
         http = asyncio.create_task(self._http.serve([listening]))
         watch = asyncio.create_task(self._watch())
         try:
@@ -196,7 +199,7 @@ def build(
     log = Log(config.log)
     library.start(verbose=config.log.level == "debug")
     scheduler = make_scheduler(config, keys.weights())
-    models = Models(config, path, library, scheduler)
+    models = Models(config, path, scheduler, make_model=library.Model, make_worker=library.make_worker)
     metrics = Metrics(
         config,
         model_name=models.names()[0],

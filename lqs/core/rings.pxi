@@ -33,18 +33,21 @@ cdef void waker_free(Waker* waker) noexcept nogil:
     waker.fd = -1
 
 
-cdef void wait_on(Waker* waker, int64_t timeout_ns) noexcept nogil:
+cdef bint wait_on(Waker* waker, int64_t timeout_ns) noexcept nogil:
     cdef pollfd poller
     cdef timespec timeout
     cdef uint64_t count
+    cdef bint is_woken
     poller.fd = waker.fd
     poller.events = POLLIN
     poller.revents = 0
     timeout.tv_sec = timeout_ns // 1_000_000_000
     timeout.tv_nsec = timeout_ns % 1_000_000_000
-    if ppoll(&poller, 1, NULL if timeout_ns < 0 else &timeout, NULL) > 0:
+    is_woken = ppoll(&poller, 1, NULL if timeout_ns < 0 else &timeout, NULL) > 0
+    if is_woken:
         read(waker.fd, &count, sizeof(count))
     stay_awake(waker)
+    return is_woken
 
 
 cdef int ring_init(Ring* ring, uint64_t capacity) noexcept nogil:

@@ -410,9 +410,9 @@ cdef bint has_messages(SchedulerState* s) noexcept nogil:
     return False
 
 
-cdef void scheduler_sleep(SchedulerState* s, int64_t timeout_ns) noexcept nogil:
+cdef bint scheduler_sleep(SchedulerState* s, int64_t timeout_ns) noexcept nogil:
     doze(&s.waker)
     if has_messages(s):
         stay_awake(&s.waker)
-    else:
-        wait_on(&s.waker, timeout_ns)
+        return True
+    return wait_on(&s.waker, timeout_ns)

@@ -1,0 +1,207 @@
+"""The worker over libllama: models, requests as the worker sees them, and the step.
+
+One extension, read in this order: what is declared here (the shared structs), then
+engine/sampling.pxi and engine/text.pxi (from logits to bytes), model.pxi (a loaded file),
+prefix.pxi (cells that prompts share), threads.pxi (how many threads), step.pxi (the
+worker's step) and worker.pxi (the Python face).
+
+Only lqs.engine.library imports this module, and llama_cpp before it: wheels hold no
+symlinks, so the library would be mapped twice the other way round.
+"""
+cimport cython
+from cpython cimport array
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset, strncpy
+from libcpp cimport bool as cbool
+
+from lqs._core cimport (
+    FINISH_CANCELLED,
+    FINISH_DEVICE,
+    FINISH_ERROR,
+    FINISH_LENGTH,
+    FINISH_STOP,
+    FINISH_TIMEOUT,
+    RECORD_LOGPROBS,
+    RECORD_TEXT,
+    Attempt,
+    Entry,
+    Scheduler,
+    SchedulerState,
+    Work,
+    announce,
+    emit_output,
+    entry_of,
+    finish_request,
+    is_cancelled,
+    is_dead,
+    load_acquire32,
+    load_relaxed,
+    next_start,
+    out_footprint,
+    out_free,
+    report_dead,
+    scheduler_round,
+    scheduler_sleep,
+    store_relaxed,
+    store_relaxed32,
+    store_release32,
+    wake_loop,
+    wake_scheduler,
+    wake_worker,
+    worker_sleep,
+)
+
+import array
+import os
+
+from lqs.engine.native cimport *
+
+
+class EngineError(RuntimeError):
+    """libllama refused something; the message says what and, where it is known, why."""
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be enforced; the client's fault."""
+
+
+include "engine/sampling.pxi"
+include "engine/text.pxi"
+
+
+cdef enum Phase:
+    PHASE_EMPTY = 0     # no cells
+    PHASE_CACHED = 1    # finished, its cells wait for a prompt that starts alike
+    PHASE_PREFILL = 2   # its prompt is being computed
+    PHASE_DECODE = 3    # its next token is being computed
+
+cdef enum:
+    LEVEL_NONE = 255
+
+cdef enum WorkerState:
+    WORKER_NEW = 0
+    WORKER_READY = 1
+    WORKER_DEAD = 2
+    WORKER_STOPPED = 3
+
+# Codes in Attempt.error_code beside llama_decode's own.
+cdef enum:
+    ERROR_STOPPED = -200
+    ERROR_NO_SEQUENCE = -201
+    ERROR_NO_MEMORY = -202
+    ERROR_NOT_CUT = -203
+    ERROR_SAMPLING = -300   # minus the DrawCode
+
+cdef enum Chaos:
+    CHAOS_NONE = 0
+    CHAOS_ASSERT = 1
+    CHAOS_RC = 2
+
+
+cdef struct WorkData:
+    # A request as the worker reads it: built by the event loop's side, constant afterwards.
+    int32_t* prompt
+    uint32_t num_prompt
+    uint32_t max_tokens
+    uint64_t scope          # requests share prefixes only inside one scope
+    bint cache_prompt
+    SamplingParams params
+    StopSet stops
+
+
+cdef struct Sequence:
+    # One of llama.cpp's sequence ids and whatever lives in it now.
+    int32_t id
+    Phase phase
+    uint8_t level
+    bint suspect            # was in a batch that failed; is tried alone
+    uint32_t num_kv         # its cells: tokens[0:num_kv] are in the cache
+    uint32_t shared         # of these, borrowed from `parent` (prefix.pxi)
+    int32_t parent
+    uint32_t num_prompt
+    uint32_t num_generated
+    uint32_t in_batch       # its tokens in this step's batch
+    int32_t logits_at       # where in the batch its logits are asked for
+    uint64_t scope
+    uint64_t order          # start order, ties inside a level
+    uint64_t last_used      # worker clock, for the cache's LRU
+    uint64_t last_step
+    size_t room_needed      # bytes that one step may write into the out-buffer
+    int32_t* tokens         # prompt and completion, seq_tokens_max places
+    int64_t stop_ns         # ends it then; 0 never
+    Entry* entry
+    Attempt* attempt
+    const WorkData* work
+    Sampler sampler
+    TextStream text
+
+
+cdef struct WorkerStats:
+    # Written by the worker, read by anyone: each a plain aligned word, read as it is.
+    uint64_t num_steps
+    uint64_t step_ns
+    uint64_t num_decodes
+    uint64_t decode_ns
+    uint64_t prefill_tokens
+    uint64_t generated_tokens
+    uint64_t prefix_queries
+    uint64_t prefix_hits
+    uint64_t num_cached_sequences
+    uint64_t num_cache_evictions
+    uint64_t num_failed_decodes
+    uint64_t num_kv_failures
+    uint64_t cells_used
+    uint64_t num_active
+    uint64_t threads
+
+
+include "engine/threads.pxi"
+
+
+cdef struct WorkerData:
+    # Owner: the worker thread, but for `stopping` (set by others) and what is published.
+    SchedulerState* sched
+    uint32_t slot
+    uint32_t stopping       # atomic
+    uint32_t state          # atomic WorkerState
+    uint32_t parked         # atomic: the thread will never come back
+    uint64_t step_began_ns  # atomic: 0 between decodes; what a watchdog looks at
+    char death[512]
+    llama_context* ctx
+    const PieceTable* pieces
+    int32_t n_vocab
+    int32_t num_ids
+    uint32_t num_cells
+    uint32_t seq_tokens_max
+    int32_t batch_max       # tokens of one step
+    int32_t batch_alloc     # places allocated, one more than the context takes
+    int32_t budget
+    bint unified
+    bint prefix_cache
+    Sequence* seqs
+    llama_batch batch
+    SamplerScratch scratch
+    char* logprobs_buf
+    size_t logprobs_room
+    uint32_t cells_used
+    uint32_t num_active
+    int32_t num_suspects
+    int32_t failed_in_a_row
+    uint64_t num_started
+    uint64_t step_no
+    uint64_t clock
+    int64_t now_ns
+    bint has_news
+    Chaos chaos_kind
+    int32_t chaos_rc
+    int32_t chaos_times
+    uint64_t chaos_step
+    ThreadGovernor governor
+    WorkerStats stats
+
+
+include "engine/model.pxi"
+include "engine/prefix.pxi"
+include "engine/step.pxi"
+include "engine/worker.pxi"

@@ -1,0 +1,196 @@
+/* What the worker needs from C and C++: libllama's calls behind codes, the thread's
+ * own clock, and the way a thread is parked when ggml gives up.
+ *
+ * libllama is C++ under a C header. An exception that crossed into Cython's nogil code
+ * would make it take the GIL to translate the exception, so every call that may throw
+ * goes through one of these and comes back as a number.
+ */
+#ifndef LQS_ENGINE_NATIVE_H
+#define LQS_ENGINE_NATIVE_H
+
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ggml.h"
+#include "llama.h"
+
+/* Below every code that llama_decode itself uses (2 .. -3 as of the pinned version). */
+enum { LQS_RC_THROWN = -100 };
+
+typedef void (*lqs_death_fn)(void * worker, const char * message);
+
+/* The worker whose step runs on this thread; NULL on every other thread. */
+static thread_local void * lqs_thread_worker = nullptr;
+static lqs_death_fn        lqs_death_handler = nullptr;
+static int                 lqs_log_level_min = GGML_LOG_LEVEL_WARN;
+
+static inline int64_t lqs_now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t) t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+/* How often any thread of this process lost its core to another (kernel's count). */
+static inline int64_t lqs_preemptions(void) {
+    struct rusage usage;
+    return getrusage(RUSAGE_SELF, &usage) == 0 ? (int64_t) usage.ru_nivcsw : 0;
+}
+
+/* One line to stderr with write(2): no stdio lock, no allocation, no GIL. */
+static inline void lqs_say(const char * text) {
+    size_t n = strlen(text);
+    while (n > 0) {
+        ssize_t done = write(2, text, n);
+        if (done <= 0) {
+            return;
+        }
+        text += done;
+        n -= (size_t) done;
+    }
+}
+
+/* Replaces the Python callback that importing llama_cpp installs: that one takes the
+ * GIL for every line, inside llama_decode too. */
+static void lqs_on_log(enum ggml_log_level level, const char * text, void *) {
+    static thread_local int last = GGML_LOG_LEVEL_NONE;
+    if (level != GGML_LOG_LEVEL_CONT) {
+        last = level;
+    }
+    if (last >= lqs_log_level_min) {
+        lqs_say(text);
+    }
+}
+
+/* Stops this thread for good without using a core. */
+static inline void lqs_park(void) {
+    for (;;) {
+        pause();
+    }
+}
+
+/* ggml calls this where it would abort the process. It never returns: the state of the
+ * context is unknown, but everything else in the process is sound. On one of OpenMP's
+ * helper threads `lqs_thread_worker` is NULL: the worker then waits at its barrier for
+ * ever and is found by the watchdog. */
+static void lqs_on_abort(const char * message) {
+    if (lqs_thread_worker != nullptr && lqs_death_handler != nullptr) {
+        lqs_death_handler(lqs_thread_worker, message);
+    } else {
+        lqs_say("lqs: ggml gave up on a helper thread: ");
+        lqs_say(message);
+        lqs_say("\n");
+    }
+    lqs_park();
+}
+
+static inline void lqs_install_callbacks(lqs_death_fn on_death, int log_level_min) {
+    lqs_death_handler = on_death;
+    lqs_log_level_min = log_level_min;
+    llama_log_set(lqs_on_log, nullptr);
+    ggml_set_abort_callback(lqs_on_abort);
+}
+
+static inline void lqs_bind_worker(void * worker) { lqs_thread_worker = worker; }
+
+/* llama_decode, or LQS_RC_THROWN. */
+static inline int32_t lqs_decode(struct llama_context * ctx, struct llama_batch batch) {
+    try {
+        return llama_decode(ctx, batch);
+    } catch (...) {
+        return LQS_RC_THROWN;
+    }
+}
+
+static inline float * lqs_logits(struct llama_context * ctx, int32_t i) {
+    try {
+        return llama_get_logits_ith(ctx, i);
+    } catch (...) {
+        return nullptr;
+    }
+}
+
+/* 1 removed, 0 refused (a recurrent or sliding-window memory), LQS_RC_THROWN. */
+static inline int lqs_seq_rm(struct llama_context * ctx, llama_seq_id seq, llama_pos p0, llama_pos p1) {
+    try {
+        return llama_memory_seq_rm(llama_get_memory(ctx), seq, p0, p1) ? 1 : 0;
+    } catch (...) {
+        return LQS_RC_THROWN;
+    }
+}
+
+static inline int lqs_seq_cp(struct llama_context * ctx, llama_seq_id from, llama_seq_id to, llama_pos p1) {
+    try {
+        llama_memory_seq_cp(llama_get_memory(ctx), from, to, 0, p1);
+        return 1;
+    } catch (...) {
+        return LQS_RC_THROWN;
+    }
+}
+
+static inline void lqs_memory_clear(struct llama_context * ctx) {
+    try {
+        llama_memory_clear(llama_get_memory(ctx), true);
+    } catch (...) {
+    }
+}
+
+static inline struct llama_model * lqs_load_model(const char * path, struct llama_model_params params) {
+    try {
+        return llama_model_load_from_file(path, params);
+    } catch (...) {
+        return nullptr;
+    }
+}
+
+static inline struct llama_context * lqs_open_context(struct llama_model * model, struct llama_context_params params) {
+    try {
+        return llama_init_from_model(model, params);
+    } catch (...) {
+        return nullptr;
+    }
+}
+
+/* llama_tokenize, or INT32_MIN where it threw or overflowed. */
+static inline int32_t lqs_tokenize(const struct llama_vocab * vocab, const char * text, int32_t n, llama_token * out,
+                                   int32_t out_max, bool add_special, bool parse_special) {
+    try {
+        return llama_tokenize(vocab, text, n, out, out_max, add_special, parse_special);
+    } catch (...) {
+        return INT32_MIN;
+    }
+}
+
+static inline int32_t lqs_detokenize(const struct llama_vocab * vocab, const llama_token * tokens, int32_t n, char * out,
+                                     int32_t out_max, bool special) {
+    try {
+        return llama_detokenize(vocab, tokens, n, out, out_max, false, special);
+    } catch (...) {
+        return INT32_MIN;
+    }
+}
+
+/* Fills `params` from what the worker decides; the rest stays as llama.cpp has it. */
+static inline struct llama_context_params lqs_context_params(uint32_t n_ctx, uint32_t n_batch, uint32_t n_seq,
+                                                             uint32_t n_outputs, int32_t threads, bool unified, int flash,
+                                                             bool swa_full) {
+    struct llama_context_params params = llama_context_default_params();
+    params.n_ctx           = n_ctx;
+    params.n_batch         = n_batch;
+    params.n_ubatch        = n_batch;
+    params.n_seq_max       = n_seq;
+    params.n_outputs_max   = n_outputs;
+    params.n_threads       = threads;
+    params.n_threads_batch = threads;
+    params.kv_unified      = unified;
+    params.flash_attn_type = (enum llama_flash_attn_type) flash;
+    params.swa_full        = swa_full;
+    params.no_perf         = true;
+    return params;
+}
+
+#endif

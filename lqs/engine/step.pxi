@@ -1,0 +1,569 @@
+# The worker's step: take new work -> fill the batch -> decode -> sample -> deliver -> release.
+#
+# One thread runs all of it and owns everything here; it never takes the GIL. What crosses
+# to other threads goes through the rings of _core: a START comes in, output and an end go
+# out, and at most one wake-up per step to each side.
+#
+# Decodes go first, one token each; the rest of the step's budget goes to prefill, the best
+# class first and first come first served inside a class. While a prompt of a better class is
+# open, decodes of lesser classes stay out of the batch (leaving a sequence out is free), but
+# every one of them advances at least each DECODE_EVERY steps.
+
+cdef enum:
+    DECODE_EVERY = 4
+    PREFILL_MIN = 16            # tokens of prefill in a step however many decodes there are
+    FAILED_DECODES_MAX = 3      # whole-batch failures in a row before the device slot gives up
+    PAUSE_POLL_NS = 20000000    # how often paused sequences and time limits are looked at
+
+
+# ---- taking work --------------------------------------------------------------------
+
+cdef void take_new_work(WorkerData* w) noexcept nogil:
+    cdef uint64_t handle
+    while next_start(w.sched, w.slot, &handle):
+        start_request(w, handle)
+
+
+cdef void start_request(WorkerData* w, uint64_t handle) noexcept nogil:
+    cdef Entry* entry = entry_of(w.sched, handle)
+    cdef Attempt* attempt = entry.attempt
+    cdef const WorkData* work = <const WorkData*>entry.work
+    cdef uint32_t reuse = 0
+    cdef Sequence* seq
+    attempt.assigned_ns = w.now_ns
+    if is_cancelled(entry):
+        end_unstarted(w, attempt, FINISH_CANCELLED, 0)
+        return
+    seq = place_sequence(w, work, &reuse)
+    if seq == NULL:
+        end_unstarted(w, attempt, FINISH_ERROR, ERROR_NO_SEQUENCE)
+        return
+    if not open_sequence(w, seq, entry, work, reuse):
+        drop(w, seq)
+        end_unstarted(w, attempt, FINISH_ERROR, ERROR_NO_MEMORY)
+
+
+cdef bint open_sequence(WorkerData* w, Sequence* seq, Entry* entry, const WorkData* work,
+                        uint32_t reuse) noexcept nogil:
+    """Fill a placed sequence with its request. False where memory is short; nothing is held then."""
+    if sampler_init(&seq.sampler, &work.params, work.prompt, work.num_prompt) != 0:
+        return False
+    if text_init(&seq.text, w.pieces, &work.stops) != 0:
+        sampler_free(&seq.sampler)
+        return False
+    memcpy(seq.tokens + reuse, work.prompt + reuse, (work.num_prompt - reuse) * sizeof(int32_t))
+    seq.entry = entry
+    seq.attempt = entry.attempt
+    seq.work = work
+    seq.level = entry.level
+    seq.stop_ns = entry.stop_ns
+    seq.scope = work.scope
+    seq.phase = PHASE_PREFILL
+    seq.num_prompt = work.num_prompt
+    seq.num_generated = 0
+    seq.order = w.num_started
+    seq.last_step = w.step_no
+    seq.in_batch = 0
+    seq.room_needed = 2 * out_footprint(text_release_max(&seq.text))
+    if work.params.num_logprobs >= 0:
+        seq.room_needed += out_footprint(logprobs_bytes_max(w.pieces, work.params.num_logprobs))
+    w.num_started += 1
+    w.num_active += 1
+    entry.attempt.num_cached_tokens = reuse
+    w.stats.prefix_queries += work.num_prompt
+    w.stats.prefix_hits += reuse
+    return True
+
+
+cdef void end_unstarted(WorkerData* w, Attempt* attempt, uint32_t finish, int32_t code) noexcept nogil:
+    attempt.finished_ns = w.now_ns
+    attempt.error_code = code
+    finish_request(w.sched, attempt, finish)
+    w.has_news = True
+
+
+# ---- ending -------------------------------------------------------------------------
+
+cdef void end_sequence(WorkerData* w, Sequence* seq, uint32_t finish, int32_t code) noexcept nogil:
+    """Flush what was held back, tell both sides, keep or give back the cells."""
+    cdef TextRelease rest
+    text_flush(&seq.text, &rest)
+    deliver_text(w, seq, &rest)
+    close_sequence(w, seq, finish, code)
+
+
+cdef void close_sequence(WorkerData* w, Sequence* seq, uint32_t finish, int32_t code) noexcept nogil:
+    cdef Attempt* attempt = seq.attempt
+    attempt.num_completion_tokens = seq.num_generated
+    attempt.error_code = code
+    attempt.finished_ns = w.now_ns
+    finish_request(w.sched, attempt, finish)
+    w.has_news = True
+    w.num_active -= 1
+    sampler_free(&seq.sampler)
+    text_free(&seq.text)
+    keep_or_drop(w, seq, finish)
+
+
+cdef void keep_or_drop(WorkerData* w, Sequence* seq, uint32_t finish) noexcept nogil:
+    cdef bint keep = (w.prefix_cache and seq.work.cache_prompt and seq.num_kv > 0
+                      and finish != FINISH_ERROR)
+    seq.entry = NULL
+    seq.attempt = NULL
+    seq.work = NULL
+    if not keep:
+        drop(w, seq)
+        seq.phase = PHASE_EMPTY
+        return
+    seq.phase = PHASE_CACHED
+    seq.last_used = w.clock
+    w.stats.num_cached_sequences += 1
+
+
+cdef void end_the_overdue(WorkerData* w) noexcept nogil:
+    """Cancelled and timed-out requests leave between two steps."""
+    cdef Sequence* seq
+    cdef int32_t i
+    for i in range(w.num_ids):
+        seq = &w.seqs[i]
+        if not is_active(seq):
+            continue
+        if is_cancelled(seq.entry):
+            end_sequence(w, seq, FINISH_CANCELLED, 0)
+        elif seq.stop_ns != 0 and w.now_ns >= seq.stop_ns:
+            end_sequence(w, seq, FINISH_TIMEOUT, 0)
+
+
+# ---- filling the batch --------------------------------------------------------------
+
+cdef inline bint is_active(const Sequence* seq) noexcept nogil:
+    return seq.phase == PHASE_PREFILL or seq.phase == PHASE_DECODE
+
+
+cdef bint is_paused(WorkerData* w, Sequence* seq) noexcept nogil:
+    """Its reader is behind: the next token's text might not fit its out-buffer."""
+    if out_free(&seq.attempt.out) >= seq.room_needed:
+        return False
+    # Before the announcement: the loop that sees it sees the flag, makes room and wakes us.
+    store_relaxed32(&seq.attempt.starved, 1)
+    announce(w.sched, seq.attempt)
+    w.has_news = True
+    return True
+
+
+cdef void batch_add(WorkerData* w, Sequence* seq, int32_t token, uint32_t pos, bint want_logits) noexcept nogil:
+    cdef int32_t i = w.batch.n_tokens
+    w.batch.token[i] = token
+    w.batch.pos[i] = pos
+    w.batch.n_seq_id[i] = 1
+    w.batch.seq_id[i][0] = seq.id
+    w.batch.logits[i] = want_logits
+    w.batch.n_tokens = i + 1
+    seq.in_batch += 1
+    if want_logits:
+        seq.logits_at = i
+
+
+cdef int32_t best_prefill_level(WorkerData* w) noexcept nogil:
+    cdef int32_t best = LEVEL_NONE
+    cdef int32_t i
+    for i in range(w.num_ids):
+        if w.seqs[i].phase == PHASE_PREFILL and w.seqs[i].level < best:
+            best = w.seqs[i].level
+    return best
+
+
+cdef Sequence* next_prefill(WorkerData* w, const Sequence* after) noexcept nogil:
+    """Prefills in the order (level, start): the first one behind `after`."""
+    cdef Sequence* found = NULL
+    cdef Sequence* seq
+    cdef int32_t i
+    for i in range(w.num_ids):
+        seq = &w.seqs[i]
+        if seq.phase != PHASE_PREFILL:
+            continue
+        if after != NULL and not comes_before(after, seq):
+            continue
+        if found == NULL or comes_before(seq, found):
+            found = seq
+    return found
+
+
+cdef inline bint comes_before(const Sequence* a, const Sequence* b) noexcept nogil:
+    if a.level != b.level:
+        return a.level < b.level
+    return a.order < b.order
+
+
+cdef void fill_decodes(WorkerData* w) noexcept nogil:
+    cdef int32_t urgent = best_prefill_level(w)
+    cdef Sequence* seq
+    cdef int32_t i
+    for i in range(w.num_ids):
+        seq = &w.seqs[i]
+        if seq.phase != PHASE_DECODE or is_paused(w, seq):
+            continue
+        if seq.level > urgent and w.step_no - seq.last_step < DECODE_EVERY:
+            continue
+        if make_room(w, w.batch.n_tokens + 1):
+            batch_add(w, seq, seq.tokens[seq.num_kv], seq.num_kv, True)
+
+
+cdef void fill_prefills(WorkerData* w) noexcept nogil:
+    cdef int32_t budget = min(max(w.budget - w.batch.n_tokens, PREFILL_MIN), w.batch_max - w.batch.n_tokens)
+    cdef Sequence* seq = next_prefill(w, NULL)
+    cdef uint32_t n, k
+    while seq != NULL and budget > 0:
+        n = min(<uint32_t>budget, seq.num_prompt - seq.num_kv)
+        if not make_room(w, w.batch.n_tokens + n):
+            return
+        for k in range(n):
+            batch_add(w, seq, seq.tokens[seq.num_kv + k], seq.num_kv + k, seq.num_kv + k + 1 == seq.num_prompt)
+        budget -= n
+        seq = next_prefill(w, seq)
+
+
+cdef void fill_alone(WorkerData* w) noexcept nogil:
+    """After a failed batch: one suspect at a time, so that the one to blame fails alone."""
+    cdef Sequence* seq
+    cdef uint32_t n, k
+    cdef int32_t i
+    for i in range(w.num_ids):
+        seq = &w.seqs[i]
+        if is_active(seq) and seq.suspect:
+            if seq.phase == PHASE_DECODE:
+                batch_add(w, seq, seq.tokens[seq.num_kv], seq.num_kv, True)
+                return
+            n = min(<uint32_t>PREFILL_MIN, seq.num_prompt - seq.num_kv)
+            for k in range(n):
+                batch_add(w, seq, seq.tokens[seq.num_kv + k], seq.num_kv + k, seq.num_kv + k + 1 == seq.num_prompt)
+            return
+
+
+cdef bint fill_batch(WorkerData* w) noexcept nogil:
+    """Put the step's tokens into the batch; False where there is nothing to compute."""
+    w.batch.n_tokens = 0
+    if w.num_suspects > 0:
+        fill_alone(w)
+        if w.batch.n_tokens > 0:
+            return True
+        w.num_suspects = 0
+    fill_decodes(w)
+    fill_prefills(w)
+    return w.batch.n_tokens > 0
+
+
+# ---- decoding -----------------------------------------------------------------------
+
+cdef int32_t decode(WorkerData* w) noexcept nogil:
+    cdef int64_t began = lqs_now_ns()
+    cdef int32_t rc
+    store_relaxed(&w.step_began_ns, began)
+    rc = chaos_or_decode(w)
+    w.now_ns = lqs_now_ns()
+    store_relaxed(&w.step_began_ns, 0)
+    w.stats.decode_ns += w.now_ns - began
+    w.stats.num_decodes += 1
+    if rc == 0 and note_step(&w.governor, w.batch.n_tokens, w.now_ns - began, w.now_ns):
+        llama_set_n_threads(w.ctx, w.governor.current, w.governor.current)
+    return rc
+
+
+cdef int32_t chaos_or_decode(WorkerData* w) noexcept nogil:
+    """llama_decode, or what a drill ordered for this step."""
+    cdef llama_batch broken
+    if w.chaos_kind == CHAOS_NONE or w.step_no < w.chaos_step:
+        return lqs_decode(w.ctx, w.batch)
+    if w.chaos_kind == CHAOS_ASSERT:
+        # A real assert inside llama_decode: a batch larger than the context was made for.
+        broken = w.batch
+        broken.n_tokens = w.batch_alloc
+        return lqs_decode(w.ctx, broken)
+    if w.chaos_times > 0:
+        w.chaos_times -= 1
+        if w.chaos_times == 0:
+            w.chaos_kind = CHAOS_NONE
+    return w.chaos_rc
+
+
+cdef void advance(WorkerData* w) noexcept nogil:
+    """The batch is in the cache: move every sequence that was in it on."""
+    cdef Sequence* seq
+    cdef int32_t i
+    for i in range(w.num_ids):
+        seq = &w.seqs[i]
+        if seq.in_batch == 0:
+            continue
+        if seq.phase == PHASE_PREFILL:
+            w.stats.prefill_tokens += seq.in_batch
+        set_kv(w, seq, seq.num_kv + seq.in_batch)
+        seq.last_used = w.clock
+        seq.last_step = w.step_no
+        if seq.suspect:
+            seq.suspect = False
+            w.num_suspects -= 1
+        if seq.phase == PHASE_PREFILL and seq.num_kv == seq.num_prompt:
+            seq.phase = PHASE_DECODE
+            seq.attempt.prefill_done_ns = w.now_ns
+
+
+cdef void roll_back(WorkerData* w) noexcept nogil:
+    """Take what a failed or broken-off decode left behind out of the cache again."""
+    cdef Sequence* seq
+    cdef int32_t i
+    for i in range(w.num_ids):
+        seq = &w.seqs[i]
+        if seq.in_batch == 0:
+            continue
+        seq.in_batch = 0
+        if lqs_seq_rm(w.ctx, seq.id, seq.num_kv, -1) != 1:
+            # A memory that cannot be cut: its sequence is lost, and only that.
+            end_sequence(w, seq, FINISH_ERROR, ERROR_NOT_CUT)
+
+
+cdef void fail_batch(WorkerData* w, int32_t rc) noexcept nogil:
+    """llama_decode did not take the batch.
+
+    1: no cells. With promises kept that is a bug: finished sequences are evicted, then the
+    least and youngest request of the batch fails, so it never loops. 2: broken off, tried
+    again as it is. Below 0: each request of the batch is tried alone, and the one that fails
+    alone is ended; when nothing succeeds any more the device slot gives up.
+    """
+    w.stats.num_failed_decodes += 1
+    if rc == 2:
+        roll_back(w)
+        return
+    if rc == 1 and evict_all(w):
+        roll_back(w)
+        return
+    if rc == 1:
+        w.stats.num_kv_failures += 1
+        end_least(w, rc)
+        roll_back(w)
+        return
+    w.failed_in_a_row += 1
+    blame(w, rc)
+    if w.failed_in_a_row > FAILED_DECODES_MAX and w.num_suspects == 0:
+        give_up(w, b"llama_decode kept failing")
+
+
+cdef bint evict_all(WorkerData* w) noexcept nogil:
+    cdef bint any_gone = False
+    cdef Sequence* victim = least_recent(w, NULL)
+    while victim != NULL:
+        drop(w, victim)
+        w.stats.num_cache_evictions += 1
+        any_gone = True
+        victim = least_recent(w, NULL)
+    return any_gone
+
+
+cdef void end_least(WorkerData* w, int32_t rc) noexcept nogil:
+    """End the request of the batch that has the worst class and, inside it, the latest start."""
+    cdef Sequence* worst = NULL
+    cdef Sequence* seq
+    cdef int32_t i
+    for i in range(w.num_ids):
+        seq = &w.seqs[i]
+        if seq.in_batch > 0 and (worst == NULL or comes_before(worst, seq)):
+            worst = seq
+    if worst != NULL:
+        worst.in_batch = 0
+        end_sequence(w, worst, FINISH_ERROR, rc)
+
+
+cdef void blame(WorkerData* w, int32_t rc) noexcept nogil:
+    """After a code below 0: whoever was alone in the batch is ended, several become suspects."""
+    cdef Sequence* last = NULL
+    cdef Sequence* seq
+    cdef int32_t i, num = 0
+    for i in range(w.num_ids):
+        seq = &w.seqs[i]
+        if seq.in_batch > 0:
+            num += 1
+            last = seq
+    if num == 1:
+        last.in_batch = 0
+        if last.suspect:
+            last.suspect = False
+            w.num_suspects -= 1
+        end_sequence(w, last, FINISH_ERROR, rc)
+        return
+    for i in range(w.num_ids):
+        seq = &w.seqs[i]
+        if seq.in_batch > 0 and not seq.suspect:
+            seq.suspect = True
+            w.num_suspects += 1
+    roll_back(w)
+
+
+# ---- sampling and delivering --------------------------------------------------------
+
+cdef void sample_and_deliver(WorkerData* w) noexcept nogil:
+    cdef Sequence* seq
+    cdef int32_t i
+    for i in range(w.num_ids):
+        seq = &w.seqs[i]
+        if seq.in_batch > 0 and seq.phase == PHASE_DECODE:
+            seq.in_batch = 0
+            sample_one(w, seq)
+        else:
+            seq.in_batch = 0
+
+
+cdef void sample_one(WorkerData* w, Sequence* seq) noexcept nogil:
+    cdef float* logits = lqs_logits(w.ctx, seq.logits_at)
+    cdef DrawResult draw
+    cdef int32_t code = DRAW_NOT_FINITE
+    cdef bint is_eog
+    if logits != NULL:
+        code = sampler_draw(&seq.sampler, &w.scratch, logits, w.n_vocab, seq.num_generated, &draw)
+    if code != DRAW_OK:
+        end_sequence(w, seq, FINISH_ERROR, ERROR_SAMPLING - code)
+        return
+    is_eog = pieces_is_eog(w.pieces, draw.token)
+    if sampler_accept(&seq.sampler, draw.token, is_eog) != 0:
+        end_sequence(w, seq, FINISH_ERROR, ERROR_SAMPLING - DRAW_GRAMMAR)
+        return
+    if seq.num_generated == 0:
+        seq.attempt.first_token_ns = w.now_ns
+    if not is_eog:
+        note_token(w, seq, draw.token, logits)
+    deliver_token(w, seq, draw.token)
+
+
+cdef void note_token(WorkerData* w, Sequence* seq, int32_t token, const float* logits) noexcept nogil:
+    """Remember a drawn token as the next input and, if asked for, write its logprobs."""
+    cdef int64_t n
+    seq.num_generated += 1
+    w.stats.generated_tokens += 1
+    if seq.num_kv < w.seq_tokens_max:
+        seq.tokens[seq.num_kv] = token
+    if seq.work.params.num_logprobs >= 0:
+        n = logprobs_write(&w.scratch, w.pieces, logits, w.n_vocab, token, seq.work.params.num_logprobs,
+                           w.logprobs_buf, w.logprobs_room)
+        if n > 0:
+            emit_output(w.sched, seq.attempt, RECORD_LOGPROBS, 0, w.logprobs_buf, <uint32_t>n)
+            w.has_news = True
+
+
+cdef void deliver_token(WorkerData* w, Sequence* seq, int32_t token) noexcept nogil:
+    cdef TextRelease out
+    cdef TextEnd end = text_feed(&seq.text, token, &out)
+    deliver_text(w, seq, &out)
+    if end == TEXT_STOP_STRING or end == TEXT_END_OF_TURN:
+        close_sequence(w, seq, FINISH_STOP, 0)
+    elif seq.num_generated >= seq.work.max_tokens or seq.num_kv >= w.seq_tokens_max:
+        end_sequence(w, seq, FINISH_LENGTH, 0)
+
+
+cdef void deliver_text(WorkerData* w, Sequence* seq, const TextRelease* out) noexcept nogil:
+    if out.num_bytes > 0 or out.num_tokens > 0:
+        emit_output(w.sched, seq.attempt, RECORD_TEXT, <uint16_t>out.num_tokens, out.bytes, out.num_bytes)
+        w.has_news = True
+
+
+# ---- the step and the loop ----------------------------------------------------------
+
+cdef bint step(WorkerData* w) noexcept nogil:
+    """One step; False where there was nothing to compute."""
+    cdef int32_t rc
+    w.now_ns = lqs_now_ns()
+    cdef int64_t began = w.now_ns
+    w.clock += 1
+    take_new_work(w)
+    end_the_overdue(w)
+    if not fill_batch(w):
+        tell(w)
+        return False
+    w.step_no += 1
+    rc = decode(w)
+    if is_dead(w.sched, w.slot):
+        # Given up on while it hung: its requests run elsewhere by now.
+        store_release32(&w.stopping, 1)
+        return True
+    if rc == 0:
+        w.failed_in_a_row = 0
+        advance(w)
+        sample_and_deliver(w)
+    else:
+        fail_batch(w, rc)
+    publish(w, lqs_now_ns() - began)
+    tell(w)
+    return True
+
+
+cdef void tell(WorkerData* w) noexcept nogil:
+    """At most one wake-up to each side per step."""
+    if w.has_news:
+        w.has_news = False
+        wake_loop(w.sched)
+        wake_scheduler(w.sched)
+
+
+cdef void publish(WorkerData* w, int64_t step_ns) noexcept nogil:
+    w.stats.step_ns += step_ns
+    w.stats.num_steps += 1
+    w.stats.cells_used = w.cells_used
+    w.stats.num_active = w.num_active
+    w.stats.threads = w.governor.current
+
+
+cdef void worker_loop(WorkerData* w) noexcept nogil:
+    lqs_bind_worker(w)
+    while not load_acquire32(&w.stopping):
+        if step(w):
+            continue
+        publish(w, 0)
+        # Time limits of paused sequences are looked at now and then; otherwise only a START,
+        # room in an out-buffer or the end wakes this thread.
+        worker_sleep(w.sched, w.slot, PAUSE_POLL_NS if w.num_active > 0 else -1)
+    if not is_dead(w.sched, w.slot):
+        end_all(w)
+    if load_acquire32(&w.state) == WORKER_DEAD:
+        tell_death(w)
+    lqs_bind_worker(NULL)
+
+
+cdef void end_all(WorkerData* w) noexcept nogil:
+    """The worker is told to stop: whatever still runs ends, and the cells are given back."""
+    cdef Sequence* seq
+    cdef int32_t i
+    w.now_ns = lqs_now_ns()
+    take_new_work(w)
+    for i in range(w.num_ids):
+        seq = &w.seqs[i]
+        if is_active(seq):
+            end_sequence(w, seq, FINISH_DEVICE, ERROR_STOPPED)
+    evict_all(w)
+    publish(w, 0)
+    tell(w)
+
+
+# ---- giving up ----------------------------------------------------------------------
+
+cdef void note_death(WorkerData* w, const char* message) noexcept nogil:
+    strncpy(w.death, message, sizeof(w.death) - 1)
+    store_release32(&w.state, WORKER_DEAD)
+    lqs_say(b"lqs: device slot is dead: ")
+    lqs_say(w.death)
+    lqs_say(b"\n")
+
+
+cdef void tell_death(WorkerData* w) noexcept nogil:
+    report_dead(w.sched, w.slot)
+    wake_loop(w.sched)
+
+
+cdef void give_up(WorkerData* w, const char* message) noexcept nogil:
+    """The thread is sound but the device is not: end the loop, then report the slot dead."""
+    note_death(w, message)
+    store_release32(&w.stopping, 1)
+
+
+cdef void on_death(void* worker, const char* message) noexcept nogil:
+    """ggml gave up inside this worker's step; the caller parks the thread for good."""
+    cdef WorkerData* w = <WorkerData*>worker
+    store_release32(&w.parked, 1)
+    note_death(w, message)
+    tell_death(w)

@@ -1,0 +1,408 @@
+# The Python face of a worker: requests, the thread's body, opening and closing.
+
+GRAMMAR_BYTES_MAX = 65536
+LOGPROBS_MAX = 20
+
+
+@cython.final
+cdef class Completion(Work):
+    """One request as the worker reads it: prompt ids, sampling, stop strings.
+
+    Args:
+        prompt: token ids, at least one, each inside the model's vocabulary.
+        max_tokens: tokens to make at most, at least 1.
+        scope: requests of one scope may share cached prefixes.
+        stops: stop strings as bytes.
+        options: see SamplingParams.
+
+    Raises ValueError for a bad value. Owner: the event loop; the worker only reads it, and
+    the scheduler keeps the object alive until the request is settled.
+    """
+    cdef WorkData _work
+    cdef object _kept
+
+    def __cinit__(self, Model model not None, array.array prompt not None, *, uint32_t max_tokens, uint64_t scope=0,
+                  bint cache_prompt=True, list stops=None, Grammar grammar=None, **options):
+        memset(&self._work, 0, sizeof(WorkData))
+        model._require()
+        if prompt.typecode != "i":
+            raise ValueError("a prompt is an array of type 'i'")
+        if len(prompt) == 0 or max_tokens == 0:
+            raise ValueError("a request needs at least one prompt token and one token to make")
+        if min(prompt) < 0 or max(prompt) >= model.n_vocab:
+            raise ValueError(f"a prompt token is outside the vocabulary of {model.n_vocab}")
+        if options.get("num_logprobs", -1) > LOGPROBS_MAX:
+            raise ValueError(f"at most {LOGPROBS_MAX} logprobs per token")
+        self._kept = (model, prompt, grammar)
+        self._work.prompt = <int32_t*>prompt.data.as_ints
+        self._work.num_prompt = <uint32_t>len(prompt)
+        self._work.max_tokens = max_tokens
+        self._work.scope = scope
+        self._work.cache_prompt = cache_prompt
+        if options.get("ignore_eos"):
+            options["banned"] = [*options.get("banned", ()), *model.eog]
+        params_fill(&self._work.params, model.n_vocab, options)
+        if grammar is not None:
+            self._work.params.grammar = grammar._prototype
+        stops_fill(&self._work.stops, stops or [])
+        self.data = &self._work
+
+    def __dealloc__(self):
+        params_free(&self._work.params)
+        stops_free(&self._work.stops)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self._work.num_prompt
+
+    @property
+    def max_tokens(self) -> int:
+        return self._work.max_tokens
+
+
+def parse_grammar(Model model not None, str gbnf not None) -> Grammar:
+    """A grammar for a model's vocabulary. Raises GrammarError with what is wrong."""
+    model._require()
+    return Grammar.parse(model._vocab, model, gbnf)
+
+
+@cython.final
+cdef class Worker:
+    """One device slot: a llama.cpp context and the thread that steps it.
+
+    `open` and `close` belong to the thread that builds the server; between them `run` is
+    the body of the worker thread and owns everything; `stop`, `snapshot` and `state` may
+    be called from anywhere.
+
+    Args:
+        n_ctx: KV cells of the whole context (padded to 256 by llama.cpp).
+        n_seq: requests that run at once, 1..256.
+        n_batch: tokens of one step at most.
+        threads: threads of a CPU device slot.
+        kv_unified: one budget for all sequences; False gives each n_ctx / n_seq cells.
+        num_cached: finished sequences kept as prefix cache beside the running ones.
+    """
+    cdef WorkerData _w
+    cdef Scheduler _scheduler
+    cdef Model _model
+    cdef readonly int32_t n_ctx
+    cdef readonly int32_t n_seq
+    cdef readonly int32_t n_batch
+    cdef readonly int32_t threads
+    cdef readonly dict calibration
+    cdef bint _unified
+    cdef bint _prefix_cache
+    cdef int _flash
+    cdef int32_t _num_cached
+
+    def __cinit__(self, Scheduler scheduler not None, uint32_t slot, Model model not None, *, int32_t n_ctx,
+                  int32_t n_seq, int32_t n_batch=512, int32_t threads=1, bint kv_unified=True, bint prefix_cache=True,
+                  int flash_attn=-1, int32_t num_cached=32):
+        memset(&self._w, 0, sizeof(WorkerData))
+        if not 1 <= n_seq <= 256:
+            raise ValueError(f"n_seq is {n_seq}; llama.cpp takes 1 to 256 sequences in a context")
+        if n_batch < n_seq or n_batch < 1:
+            raise ValueError(f"n_batch is {n_batch}; it must hold one token of each of the {n_seq} sequences")
+        if n_ctx < 1 or threads < 1:
+            raise ValueError("n_ctx and threads must be at least 1")
+        model._require()
+        self._scheduler = scheduler
+        self._model = model
+        self.n_ctx = n_ctx
+        self.n_seq = n_seq
+        self.n_batch = n_batch
+        self.threads = threads
+        self.calibration = {}
+        self._unified = kv_unified
+        self._prefix_cache = prefix_cache and model.can_reuse_prefix
+        self._flash = flash_attn
+        self._num_cached = min(num_cached, 256 - n_seq) if kv_unified and self._prefix_cache else 0
+        self._w.sched = scheduler.state
+        self._w.slot = slot
+
+    def __dealloc__(self):
+        # A parked thread still stands inside the context: nothing of it may be freed.
+        if not load_acquire32(&self._w.parked):
+            self._free()
+
+    def open(self):
+        """Create the context and compute once at full width. Raises EngineError where it does not fit."""
+        cdef llama_context_params params
+        cdef llama_context* ctx
+        cdef int32_t num_ids = self.n_seq + self._num_cached
+        if self._w.ctx != NULL:
+            raise EngineError("the worker is open already")
+        self._model._require()
+        if not self._model.has_decoder:
+            raise EngineError(f"{self._model.path} is not a model that generates text token by token")
+        params = lqs_context_params(self.n_ctx, self.n_batch, num_ids, self.n_seq, self.threads, self._unified,
+                                    self._flash, False)
+        with nogil:
+            ctx = lqs_open_context(self._model._model, params)
+        if ctx == NULL:
+            raise EngineError(
+                f"a context of {self.n_ctx} tokens for {self.n_seq} sequences could not be made; try a smaller ctx"
+            )
+        self._w.ctx = ctx
+        self._model._num_open += 1
+        try:
+            self._allocate(num_ids)
+            self._warm_up()
+        except BaseException:
+            self.close()
+            raise
+        store_release32(&self._w.state, WORKER_READY)
+
+    cdef _allocate(self, int32_t num_ids):
+        cdef WorkerData* w = &self._w
+        cdef int32_t i
+        w.pieces = &self._model._pieces
+        w.n_vocab = self._model.n_vocab
+        w.num_ids = num_ids
+        w.num_cells = llama_n_ctx(w.ctx)
+        w.seq_tokens_max = llama_n_ctx_seq(w.ctx)
+        w.unified = self._unified
+        w.prefix_cache = self._prefix_cache
+        w.batch_max = self.n_batch
+        w.batch_alloc = self.n_batch + 1
+        w.budget = self.n_batch
+        w.batch = llama_batch_init(w.batch_alloc, 0, 1)
+        for i in range(w.batch_alloc):
+            # A drill sends the whole batch; it must hold valid tokens.
+            w.batch.token[i] = 0
+            w.batch.pos[i] = i
+            w.batch.n_seq_id[i] = 1
+            w.batch.seq_id[i][0] = 0
+            w.batch.logits[i] = 0
+        w.seqs = <Sequence*>calloc(num_ids, sizeof(Sequence))
+        w.logprobs_room = logprobs_bytes_max(w.pieces, LOGPROBS_MAX)
+        w.logprobs_buf = <char*>malloc(w.logprobs_room)
+        if w.seqs == NULL or w.logprobs_buf == NULL or scratch_init(&w.scratch, w.n_vocab) != 0:
+            raise MemoryError("no memory for the worker's own tables")
+        for i in range(num_ids):
+            w.seqs[i].id = i
+            w.seqs[i].parent = -1
+            w.seqs[i].tokens = <int32_t*>malloc((w.seq_tokens_max + 1) * sizeof(int32_t))
+            if w.seqs[i].tokens == NULL:
+                raise MemoryError("no memory for the sequences' tokens")
+        governor_init(&w.governor, self.threads)
+
+    cdef int64_t _time_batch(self, int32_t num_tokens, int32_t num_seqs) except -1:
+        """Nanoseconds of one decode of `num_tokens` over `num_seqs` sequences; the cache is cleared after it."""
+        cdef WorkerData* w = &self._w
+        cdef int32_t i, rc
+        cdef int32_t token = llama_vocab_bos(self._model._vocab)
+        cdef int64_t began
+        if token < 0:
+            token = 0
+        w.batch.n_tokens = num_tokens
+        for i in range(num_tokens):
+            w.batch.token[i] = token
+            w.batch.pos[i] = i // num_seqs
+            w.batch.seq_id[i][0] = i % num_seqs
+            w.batch.logits[i] = i >= num_tokens - num_seqs
+        with nogil:
+            began = lqs_now_ns()
+            rc = lqs_decode(w.ctx, w.batch)
+            llama_synchronize(w.ctx)
+            began = lqs_now_ns() - began
+            lqs_memory_clear(w.ctx)
+        if rc != 0:
+            raise EngineError(f"the warm-up of {num_tokens} tokens failed with code {rc}; try a smaller ctx or batch")
+        return began
+
+    cdef _warm_up(self):
+        """Touch the weights and every sequence before the first request does."""
+        self._time_batch(1, 1)
+        self._time_batch(self.n_seq, self.n_seq)
+
+    def calibrate(self, double target_ms=200.0) -> dict:
+        """Set the step's budget: the most tokens whose step still meets the inter-token target.
+
+        Sizes double from 16 until one is too slow, so a slow device is not kept busy for long.
+        Returns milliseconds by number of tokens. Call it between `open` and `run`.
+        """
+        cdef int32_t n = min(16, self.n_batch)
+        cdef int32_t num_seqs
+        cdef double took_ms
+        found = {}
+        self._w.budget = n
+        while True:
+            num_seqs = 1
+            took_ms = self._time_batch(n, num_seqs) / 1e6
+            found[n] = took_ms
+            if took_ms > target_ms:
+                break
+            self._w.budget = n
+            if n == self.n_batch:
+                break
+            n = min(2 * n, self.n_batch)
+        self.calibration = found
+        return found
+
+    @property
+    def budget(self) -> int:
+        """Tokens of one step that decodes and prefill share."""
+        return self._w.budget
+
+    @budget.setter
+    def budget(self, int32_t value):
+        if not 1 <= value <= self.n_batch:
+            raise ValueError(f"a step's budget is 1 to n_batch ({self.n_batch}) tokens")
+        self._w.budget = value
+
+    def run(self):
+        """The worker thread's body: steps until `stop`, without the GIL."""
+        if self._w.ctx == NULL:
+            raise EngineError("the worker is not open")
+        with nogil:
+            worker_loop(&self._w)
+        if load_acquire32(&self._w.state) != WORKER_DEAD:
+            store_release32(&self._w.state, WORKER_STOPPED)
+
+    def stop(self):
+        """Ask `run` to end after its current step. Idempotent, from any thread."""
+        store_release32(&self._w.stopping, 1)
+        wake_worker(self._w.sched, self._w.slot)
+
+    def close(self):
+        """Free the context. Raises EngineError for a parked worker: its context must not be freed."""
+        if load_acquire32(&self._w.parked):
+            raise EngineError("the worker's thread is parked inside llama.cpp; leave the process with os._exit")
+        self._free()
+
+    cdef void _free(self) noexcept:
+        cdef WorkerData* w = &self._w
+        cdef int32_t i
+        if w.ctx == NULL:
+            return
+        llama_free(w.ctx)
+        w.ctx = NULL
+        self._model._num_open -= 1
+        llama_batch_free(w.batch)
+        scratch_free(&w.scratch)
+        free(w.logprobs_buf)
+        if w.seqs != NULL:
+            for i in range(w.num_ids):
+                free(w.seqs[i].tokens)
+            free(w.seqs)
+        w.seqs = NULL
+        w.logprobs_buf = NULL
+
+    def break_at(self, str kind not None, *, uint64_t step=0, int32_t rc=-3, int32_t times=1):
+        """Drills only: fail the decode of a step. `kind` is "assert" or "rc" (`times` in a row)."""
+        kinds = {"assert": CHAOS_ASSERT, "rc": CHAOS_RC}
+        if kind not in kinds:
+            raise ValueError(f"a drill is one of {', '.join(kinds)}")
+        self._w.chaos_rc = rc
+        self._w.chaos_times = times
+        self._w.chaos_step = step
+        self._w.chaos_kind = kinds[kind]
+
+    @property
+    def state(self) -> str:
+        return ("new", "ready", "dead", "stopped")[load_acquire32(&self._w.state)]
+
+    @property
+    def is_parked(self) -> bool:
+        return load_acquire32(&self._w.parked) != 0
+
+    @property
+    def death(self) -> str:
+        """What killed the device slot, empty while it lives."""
+        return self._w.death.decode("utf-8", "replace") if load_acquire32(&self._w.state) == WORKER_DEAD else ""
+
+    @property
+    def n_ctx_seq(self) -> int:
+        """KV cells that one sequence may use."""
+        return self._w.seq_tokens_max
+
+    @property
+    def num_cells(self) -> int:
+        return self._w.num_cells
+
+    @property
+    def step_began_ns(self) -> int:
+        """Monotonic ns at which the running decode began, 0 between decodes."""
+        return <int64_t>load_relaxed(&self._w.step_began_ns)
+
+    def count_cells(self) -> int:
+        """Cells in use, counted from llama.cpp's own books; only while nothing runs (a check for tests)."""
+        cdef llama_memory_t memory = llama_get_memory(self._w.ctx)
+        cdef int32_t i
+        total = 0
+        for i in range(self._w.num_ids):
+            length = self._w.seqs[i].num_kv
+            if llama_memory_seq_pos_max(memory, i) + 1 != <int32_t>length:
+                raise EngineError(f"sequence {i} has {llama_memory_seq_pos_max(memory, i) + 1} cells, not {length}")
+            total += length - self._w.seqs[i].shared
+        return total
+
+    def snapshot(self) -> dict:
+        """Published counters; each is exact, together they may be a step apart."""
+        cdef WorkerStats s = self._w.stats
+        found = <object>s
+        return found
+
+
+def check_abi(str version not None, dict sizes not None):
+    """Compare what this module was compiled against with the llama_cpp that is loaded.
+
+    Args:
+        version: llama_cpp.__version__.
+        sizes: ctypes' sizes of llama_model_params, llama_context_params and llama_batch.
+
+    Raises EngineError naming the difference.
+    """
+    compiled = {
+        "llama_model_params": sizeof(llama_model_params),
+        "llama_context_params": sizeof(llama_context_params),
+        "llama_batch": sizeof(llama_batch),
+    }
+    wanted = LQS_LLAMA_CPP_PYTHON.decode()
+    if version != wanted:
+        raise EngineError(f"lqs was compiled against llama-cpp-python {wanted}, but {version} is installed: "
+                          "install that version, or rebuild lqs")
+    for name, size in compiled.items():
+        if sizes.get(name) != size:
+            raise EngineError(f"{name} has {sizes.get(name)} bytes in llama_cpp but {size} in lqs: rebuild lqs")
+
+
+def install_callbacks(*, bint verbose=False):
+    """Send libllama's log and aborts to C functions that need no GIL. Call right after importing llama_cpp."""
+    lqs_install_callbacks(on_death, GGML_LOG_LEVEL_INFO if verbose else GGML_LOG_LEVEL_ERROR)
+
+
+def backend_init():
+    """Initialise ggml's backends, once per process."""
+    with nogil:
+        llama_backend_init()
+
+
+@cython.final
+cdef class SchedulerThread:
+    """The body of the scheduler's thread. The clock is read here: the core has none."""
+    cdef Scheduler _scheduler
+    cdef uint32_t _stopping
+
+    def __cinit__(self, Scheduler scheduler not None):
+        self._scheduler = scheduler
+        self._stopping = 0
+
+    def run(self):
+        """Rounds until `stop`, without the GIL."""
+        cdef SchedulerState* s = self._scheduler.state
+        cdef int64_t now_ns, due_ns
+        with nogil:
+            while not load_acquire32(&self._stopping):
+                now_ns = lqs_now_ns()
+                due_ns = scheduler_round(s, now_ns)
+                if due_ns < 0:
+                    scheduler_sleep(s, -1)
+                elif due_ns > now_ns:
+                    scheduler_sleep(s, due_ns - now_ns)
+
+    def stop(self):
+        """Ask `run` to end after its current round. Idempotent, from any thread."""
+        store_release32(&self._stopping, 1)
+        wake_scheduler(self._scheduler.state)

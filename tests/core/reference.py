@@ -1,0 +1,299 @@
+"""The core again, in plain Python and without any cleverness: the specification.
+
+Every choice is a search through a list. Where this and the core differ, one of them is
+wrong, and this one is easier to read.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+TOKEN_UNIT = 65536
+
+
+class Ring:
+    """A bounded FIFO."""
+
+    def __init__(self, capacity):
+        self.capacity = capacity
+        self.items = deque()
+
+    def try_push(self, item):
+        if len(self.items) == self.capacity:
+            return False
+        self.items.append(item)
+        return True
+
+    def try_pop(self):
+        return self.items.popleft() if self.items else None
+
+
+@dataclass
+class Waiter:
+    """One request, as the backlog and the round see it."""
+
+    index: int
+    lane: int = 0
+    level: int = 0
+    key: int = 0
+    arrival_ns: int = 0
+    deadline_ns: int = 0
+    cost: int = 0
+    arrival_no: int = 0
+    model: int = 0
+    expire_ns: int = 0
+    footprint: int = 0
+    prompt: int = 0
+    state: str = "submitted"
+    slot: int = -1
+
+
+@dataclass
+class KeyQueue:
+    """A key in one level of one lane."""
+
+    counter: int = 0
+    since: int | None = None  # None: nothing of it waits
+
+
+class Backlog:
+    """Lanes x levels x keys x (deadline, arrival), with aging."""
+
+    def __init__(self, *, num_lanes, num_levels, num_keys, aging_step_ns, aged_every,
+                 key_weights, lane_weights, num_places):
+        self.num_levels = num_levels
+        self.aging_step_ns = aging_step_ns
+        self.aged_every = aged_every
+        self.since_aged = aged_every
+        self.units = [int(TOKEN_UNIT / weight + 0.5) for weight in key_weights]
+        self.lane_weights = lane_weights
+        self.num_places = num_places
+        self.lane_running = [0] * num_lanes
+        self.waiting = []  # in order of arrival
+        self.queues = {
+            (lane, level): [KeyQueue() for _ in range(num_keys)]
+            for lane in range(num_lanes)
+            for level in range(num_levels)
+        }
+        self.floors = dict.fromkeys(self.queues, 0)
+
+    def queue_of(self, waiter):
+        return self.queues[waiter.lane, waiter.level][waiter.key]
+
+    def push(self, waiter):
+        queue = self.queue_of(waiter)
+        if queue.since is None:
+            active = [q.counter for q in self.queues[waiter.lane, waiter.level] if q.since is not None]
+            least = min(active) if active else self.floors[waiter.lane, waiter.level]
+            queue.counter = max(queue.counter, least)
+            queue.since = waiter.arrival_no
+        self.waiting.append(waiter)
+
+    def remove(self, waiter):
+        self.waiting.remove(waiter)
+        place = waiter.lane, waiter.level
+        if not any((w.lane, w.level, w.key) == (*place, waiter.key) for w in self.waiting):
+            self.queue_of(waiter).since = None
+            if all(queue.since is None for queue in self.queues[place]):
+                self.floors[place] = self.queue_of(waiter).counter
+
+    def charge(self, waiter, tokens):
+        self.queue_of(waiter).counter += tokens * self.units[waiter.key]
+
+    def has_share(self, lane):
+        if not self.num_places:
+            return True
+        total = float(sum(self.lane_weights))
+        return self.lane_running[lane] * total < self.lane_weights[lane] * self.num_places
+
+    def in_turn(self):
+        """The waiting of the lanes that may start one now."""
+        with_share = [w for w in self.waiting if self.has_share(w.lane)]
+        return with_share or self.waiting
+
+    def virtual_time(self, waiter):
+        return waiter.arrival_ns + waiter.level * self.aging_step_ns
+
+    def choose(self):
+        """(who is next, whether because it is due), or None."""
+        candidates = self.in_turn()
+        if not candidates:
+            return None
+        best = min(w.level for w in candidates)
+        oldest = {}
+        for waiter in candidates:
+            oldest.setdefault(waiter.level, waiter)
+        due = min(oldest.values(), key=lambda w: (self.virtual_time(w), w.level))
+        if due.level != best and self.aging_step_ns and self.since_aged + 1 >= self.aged_every:
+            return due, True
+        return self.first_of([w for w in candidates if w.level == best]), False
+
+    def first_of(self, candidates):
+        lanes = {w.lane for w in candidates}
+        lane = min(lanes, key=lambda i: (self.lane_running[i] / self.lane_weights[i], i))
+        candidates = [w for w in candidates if w.lane == lane]
+        return min(candidates, key=self.rank)
+
+    def rank(self, waiter):
+        queue = self.queue_of(waiter)
+        deadline = (waiter.deadline_ns == 0, waiter.deadline_ns)
+        return queue.counter, queue.since, deadline, waiter.arrival_no
+
+    def take(self, waiter, is_aged):
+        self.since_aged = 0 if is_aged else self.since_aged + 1
+        self.remove(waiter)
+        self.charge(waiter, waiter.cost)
+        self.lane_running[waiter.lane] += 1
+
+
+class Ledger:
+    """What each device slot has promised, and what each key was given."""
+
+    def __init__(self, *, capacities, num_sequences, num_keys):
+        self.capacities = capacities
+        self.num_sequences = num_sequences
+        self.held = [[] for _ in capacities]  # [key, reserved, used] of each that runs
+        self.booked = [[0, 0] for _ in range(num_keys)]
+
+    def reserved(self, slot):
+        return sum(one[1] for one in self.held[slot])
+
+    def used(self, slot):
+        return sum(one[2] for one in self.held[slot])
+
+    def key_reserved(self, key):
+        return sum(one[1] for held in self.held for one in held if one[0] == key)
+
+    def fits(self, slot, tokens):
+        return self.reserved(slot) + tokens <= self.capacities[slot]
+
+    def reserve(self, slot, key, tokens):
+        if len(self.held[slot]) == self.num_sequences[slot] or not self.fits(slot, tokens):
+            return None
+        one = [key, tokens, 0]
+        self.held[slot].append(one)
+        return one
+
+    def grow(self, slot, one, tokens):
+        if not self.fits(slot, tokens):
+            return False
+        one[1] += tokens
+        return True
+
+    def release(self, slot, one):
+        self.held[slot] = [other for other in self.held[slot] if other is not one]
+
+    def settle(self, slot, one, prompt_tokens, completion_tokens):
+        self.release(slot, one)
+        self.booked[one[0]][0] += prompt_tokens
+        self.booked[one[0]][1] += completion_tokens
+
+
+@dataclass
+class Slot:
+    """One model on one device."""
+
+    model: int
+    kv_tokens: int
+    num_sequences: int
+    weight: float
+    is_dead: bool = False
+    is_buried: bool = False
+    running: list = field(default_factory=list)
+
+    def serves(self, waiter):
+        return (not self.is_buried and self.model == waiter.model
+                and waiter.footprint <= self.kv_tokens)
+
+    def has_room(self, waiter):
+        reserved = sum(w.footprint for w in self.running)
+        return (self.serves(waiter) and len(self.running) < self.num_sequences
+                and reserved + waiter.footprint <= self.kv_tokens)
+
+
+class Scheduler:
+    """The round: what ends, in which order the rest starts, and where."""
+
+    def __init__(self, backlog, slots):
+        self.backlog = backlog
+        self.slots = slots
+        self.messages = deque()  # ("submit" | "cancel", waiter), ("finish", waiter, tokens)
+        self.events = []  # (what, index)
+
+    def round(self, now_ns):
+        self.bury()
+        for message in [m for m in self.messages if m[0] != "finish"]:
+            {"submit": self.enqueue, "cancel": self.cancel}[message[0]](message[1])
+        for message in [m for m in self.messages if m[0] == "finish"]:
+            self.settle(message[1], message[2])
+        self.messages.clear()
+        self.sweep()
+        self.expire(now_ns)
+        self.start_waiting()
+
+    def bury(self):
+        for slot in self.slots:
+            if slot.is_dead and not slot.is_buried:
+                finished = [m for m in self.messages if m[0] == "finish" and m[1] in slot.running]
+                for message in finished:
+                    self.settle(message[1], message[2])
+                    self.messages.remove(message)
+                slot.is_buried = True
+                self.backlog.num_places -= slot.num_sequences
+
+    def end_waiting(self, waiter, what):
+        self.backlog.remove(waiter)
+        waiter.state = "ended"
+        self.events.append((what, waiter.index))
+
+    def is_servable(self, waiter):
+        return any(slot.serves(waiter) for slot in self.slots)
+
+    def enqueue(self, waiter):
+        waiter.state = "waiting"
+        self.backlog.push(waiter)
+        if not self.is_servable(waiter):
+            self.end_waiting(waiter, "no_device")
+
+    def cancel(self, waiter):
+        if waiter.state == "waiting":
+            self.end_waiting(waiter, "cancelled")
+
+    def settle(self, waiter, completion_tokens):
+        self.slots[waiter.slot].running.remove(waiter)
+        cost = 0 if completion_tokens is None else waiter.prompt + 2 * completion_tokens
+        self.backlog.charge(waiter, cost - waiter.cost)
+        self.backlog.lane_running[waiter.lane] -= 1
+        waiter.state = "ended"
+        self.events.append(("settled", waiter.index))
+
+    def sweep(self):
+        """End what dead device slots ran and what nobody can serve, by place in the table."""
+        lost = [w for slot in self.slots if slot.is_buried for w in slot.running]
+        unserved = [w for w in self.backlog.waiting if not self.is_servable(w)]
+        for waiter in sorted(lost + unserved, key=lambda w: w.index):
+            if waiter.state == "running":
+                self.settle(waiter, None)
+            else:
+                self.end_waiting(waiter, "no_device")
+
+    def expire(self, now_ns):
+        late = [w for w in self.backlog.waiting if w.expire_ns and w.expire_ns <= now_ns]
+        for waiter in sorted(late, key=lambda w: (w.expire_ns, w.arrival_no)):
+            self.end_waiting(waiter, "expired")
+
+    def place(self, waiter):
+        able = [(len(slot.running) / slot.weight, i)
+                for i, slot in enumerate(self.slots) if slot.has_room(waiter)]
+        return min(able)[1] if able else None
+
+    def start_waiting(self):
+        while (choice := self.backlog.choose()) is not None:
+            waiter, is_aged = choice
+            slot = self.place(waiter)
+            if slot is None:
+                return
+            self.backlog.take(waiter, is_aged)
+            self.slots[slot].running.append(waiter)
+            waiter.slot = slot
+            waiter.state = "running"
+            self.events.append(("started", waiter.index))
