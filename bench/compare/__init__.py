@@ -1,0 +1,1 @@
+"""Compares servers on one machine, in one run, with one client: alternating, each alone on the box."""
