@@ -1,1 +1,1 @@
-"""Compares servers on one machine, in one run, with one client: alternating, each alone on the box."""
+"""Compares servers in one run with one client: alternating, each alone on the box."""

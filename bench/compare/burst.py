@@ -19,7 +19,7 @@ async def g3(bench: Bench) -> list[Row]:
 
     async def measure(live: Live) -> Values:
         ttfts_ms = []
-        supply = completions(live.client, NUM_WORDS, NUM_TOKENS, seed=3)
+        supply = completions(live.client, NUM_WORDS, NUM_TOKENS, draw=3)
         for _ in range(num_bursts):
             replies = answers(await closed_loop(live.client, NUM_REQUESTS, 1, supply))
             ttfts_ms += [reply.ttft_s * 1e3 for reply in replies]

@@ -83,10 +83,8 @@ def _ttft_rows(bench: Bench, scale: Scale, mine: Runs, peer: Runs) -> list[Row]:
 
 async def _measure(live: Live, flood: Flood, short_priority: int) -> Values:
     client = live.client
-    short = completions(client, SHORT_WORDS, SHORT_TOKENS, seed=2, priority=short_priority)
-    long = completions(
-        client, flood.long_words, flood.long_tokens, seed=3, priority=LONG_PRIORITY
-    )
+    short = completions(client, SHORT_WORDS, SHORT_TOKENS, draw=2, priority=short_priority)
+    long = completions(client, flood.long_words, flood.long_tokens, draw=3, priority=LONG_PRIORITY)
     idle = answers(await closed_loop(client, 1, 5, short))
     backdrop = Backdrop(client, NUM_LONG_CLIENTS, long)
     backdrop.start()

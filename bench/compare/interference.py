@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Iterable
 
@@ -21,7 +22,7 @@ START_S = 60.0
 
 
 async def g2c(bench: Bench) -> list[Row]:
-    """Compare the P99 gap between events of 8 streams, and of one, with a long prompt and without."""
+    """Compare the P99 gap between events of 8 streams, and of 1, idle and with a long prompt."""
     rows = []
     for num_streams in (8, 1):
         setup = bench.setup(num_streams + 1, CTX)
@@ -35,7 +36,9 @@ async def g2c(bench: Bench) -> list[Row]:
         for peer in peers:
             rows += [
                 compare(None, f"{title}, ITL P99 idle", "ms", "idle", mine, peer),
-                compare(None, f"{title}, ITL P99 with prompt", "ms", "during", mine, peer, None, note),
+                compare(
+                    None, f"{title}, ITL P99 with prompt", "ms", "during", mine, peer, None, note
+                ),
                 compare(
                     goal,
                     f"{title}, ITL P99 with prompt / idle",
@@ -55,16 +58,14 @@ def _measure(num_streams: int, quick: bool) -> Measure:
 
     async def measure(live: Live) -> Values:
         client = live.client
-        streams = completions(client, STREAM_WORDS, STREAM_TOKENS, seed=5)
+        streams = completions(client, STREAM_WORDS, STREAM_TOKENS, draw=5)
         backdrop = Backdrop(client, num_streams, streams)
         backdrop.start()
+        await _until_all_stream(backdrop)
         exchanges = list(backdrop.current)
-        async with asyncio.timeout(START_S):
-            while not all(len(exchange.pieces) > 3 for exchange in exchanges):
-                await asyncio.sleep(0.05)
         idle_start_s = time.perf_counter()
         await asyncio.sleep(idle_s)
-        prompt = completions(client, num_words, 2, seed=6)
+        prompt = completions(client, num_words, 2, draw=6)
         [long] = answers([await client.send(prompt())])
         await backdrop.finish(drain_s=0.0)
         times_s = [read_reply(exchange).token_times_s for exchange in exchanges]
@@ -82,6 +83,15 @@ def _measure(num_streams: int, quick: bool) -> Measure:
     return measure
 
 
+async def _until_all_stream(backdrop: Backdrop) -> None:
+    """Wait until every stream has brought some events. Raises TimeoutError after START_S."""
+    give_up_s = time.perf_counter() + START_S
+    while not all(len(exchange.pieces) > 3 for exchange in backdrop.current):
+        if time.perf_counter() > give_up_s:
+            raise TimeoutError(f"not all streams have begun within {START_S:.0f} s")
+        await asyncio.sleep(0.05)
+
+
 def gaps_ms(streams: Iterable[list[float]], start_s: float, end_s: float) -> list[float]:
     """Return the gaps between events, in ms, that end after `start_s` and begin before `end_s`.
 
@@ -90,6 +100,6 @@ def gaps_ms(streams: Iterable[list[float]], start_s: float, end_s: float) -> lis
     return [
         (later - sooner) * 1e3
         for times_s in streams
-        for sooner, later in zip(times_s, times_s[1:], strict=False)
+        for sooner, later in itertools.pairwise(times_s)
         if later > start_s and sooner < end_s
     ]

@@ -64,7 +64,7 @@ class Bench:
     async def alternate(
         self, title: str, setup: Setup, contestants: Sequence[tuple[Server, Measure]]
     ) -> list[Runs]:
-        """Measure all contestants in turn, as often as there are rounds; the subject's come first."""
+        """Measure all contestants in turn, once a round; the runs come in their order."""
         all_runs = [Runs(server) for server, _ in contestants]
         for number in range(self.num_rounds):
             for (server, measure), runs in zip(contestants, all_runs, strict=True):
@@ -133,7 +133,10 @@ def judged(row: Row, bar: Callable[[Row], bool] | None) -> Row:
 
 
 def answers(exchanges: Sequence[Exchange]) -> list[Reply]:
-    """Read the replies of requests that all had to succeed. Raises LoadFailed for the first other."""
+    """Read the replies of requests that all had to succeed.
+
+    Raises LoadFailed for the first that did not.
+    """
     replies = [read_reply(exchange) for exchange in exchanges]
     for reply in replies:
         if not reply.ok or not reply.num_completion_tokens:

@@ -14,7 +14,7 @@ _NUM_PAIRS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What `queue.Queue` put + get costs here, in nanoseconds; REFERENCE_NS on the goals' machine."""
+    """What `queue.Queue` put + get costs here, in ns; REFERENCE_NS on the goals' machine."""
 
     queue_ns: float
 

@@ -144,21 +144,26 @@ async def running(server: Server, setup: Setup) -> AsyncIterator[Live]:
         clock = DecodeClock.create(folder)
         port = _free_port()
         log = folder / "log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                server.command(setup, port, folder),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env=os.environ | clock.environment(),
-                start_new_session=True,
-            )
+        process = _start(server.command(setup, port, folder), log, clock)
         live = Live(server, setup, Client("127.0.0.1", port), process, clock)
         try:
             await _wait_until_warm(live, log)
             yield live
         finally:
             await _stop(process)
+
+
+def _start(command: list[str], log: Path, clock: DecodeClock) -> subprocess.Popen[bytes]:
+    """Start a server in a session of its own, by which the watch knows what belongs to it."""
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | clock.environment(),
+            start_new_session=True,
+        )
 
 
 def _free_port() -> int:

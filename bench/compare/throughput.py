@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.compare.metrics import read_metrics
-from bench.compare.rounds import Bench, Measure, Runs, Values, answers, compare, say
 from bench.compare.report import Row
+from bench.compare.rounds import Bench, Measure, Runs, Values, answers, compare, say
 from bench.compare.server import Live, Server, Setup
 from bench.compare.workload import GREEDY, SAMPLED, completions
 from bench.load.client import Reply
@@ -59,7 +59,7 @@ def _tokens_per_s(num_each_by_clients: dict[int, int]) -> Measure:
     async def measure(live: Live) -> Values:
         values: Values = {}
         for num_clients, num_each in num_each_by_clients.items():
-            supply = completions(live.client, NUM_WORDS, NUM_TOKENS, seed=num_clients)
+            supply = completions(live.client, NUM_WORDS, NUM_TOKENS, draw=num_clients)
             replies = answers(await closed_loop(live.client, num_clients, num_each, supply))
             values[f"{num_clients}"] = num_tokens(replies) / elapsed_s(replies)
             values["prompt_tokens"] = replies[0].num_prompt_tokens
@@ -165,7 +165,7 @@ async def _costs(bench: Bench, title: str, fields: dict[str, Any]) -> list[Runs]
     setup = bench.setup(PARALLEL, CTX)
 
     async def measure(live: Live) -> Values:
-        supply = completions(live.client, NUM_WORDS, NUM_TOKENS, seed=4, **fields)
+        supply = completions(live.client, NUM_WORDS, NUM_TOKENS, draw=4, **fields)
         metrics_before, before = await read_metrics(live.client), live.clock.read(live.pid)
         replies = answers(await closed_loop(live.client, PARALLEL, num_each, supply))
         cost = live.clock.read(live.pid) - before

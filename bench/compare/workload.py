@@ -1,4 +1,4 @@
-"""The requests that comparisons send: text completions, so that a prompt has no template around it."""
+"""The requests that comparisons send: text completions, whose prompts have no template around."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SHORT_PRIORITY, LONG_PRIORITY = 0, 4
 
 
 def completions(
-    client: Client, num_words: int, num_tokens: int, seed: int, **fields: Any
+    client: Client, num_words: int, num_tokens: int, draw: int, **fields: Any
 ) -> NextPayload:
     """Return a supply of streamed completions of `num_tokens` tokens, no two prompts alike.
 
-    The same seed gives the same prompts: every server gets the same ones.
+    The same `draw` gives the same prompts: every server gets the same ones.
     """
-    prompts = Prompts(num_words, seed)
+    prompts = Prompts(num_words, draw)
     body = GREEDY | {
         "max_tokens": num_tokens,
         "ignore_eos": True,

@@ -150,8 +150,9 @@ class Client:
     ) -> Exchange:
         """Send one request and wait for the whole response.
 
-        Give an `exchange` to watch it while it is under way. A timeout or a cancellation closes the connection, as a client that leaves does. A timeout
-        and a lost connection are told in `failure`; nothing is raised for them.
+        Give an `exchange` to watch it while it is under way. A timeout or a cancellation closes
+        the connection, as a client that leaves does. A timeout and a lost connection are told in
+        `failure`; nothing is raised for them.
         """
         loop = asyncio.get_running_loop()
         exchange = exchange or Exchange(time.perf_counter())

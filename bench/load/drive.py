@@ -1,10 +1,11 @@
-"""Ways of sending: a fixed number of clients that wait for their answers, or arrivals by the clock."""
+"""Ways of sending: clients that wait for their answers, or arrivals by the clock."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from bench.load.client import Client, Exchange
 
@@ -80,7 +81,7 @@ class Backdrop:
         return self._ended
 
 
-async def cancel_all(tasks: Iterable[asyncio.Task[None]]) -> None:
+async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel tasks and wait until they have ended."""
     tasks = list(tasks)
     for task in tasks:

@@ -31,7 +31,7 @@ def median(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Repeated runs of one measurement: the median stands for them, min and max show the scatter."""
+    """Repeated runs of one measurement: the median stands for them, min and max for scatter."""
 
     median: float
     min: float
