@@ -169,9 +169,9 @@ class Client:
         except OSError as error:
             exchange.failure = f"no connection: {error}"
         finally:
-            if not done.done():
+            if math.isnan(exchange.end_s):
                 exchange.end_s = time.perf_counter()
-                done.cancel()
+            done.cancel()
             if isinstance(transport, asyncio.Transport):
                 transport.abort()
         return exchange
