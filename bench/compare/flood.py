@@ -12,7 +12,7 @@ from bench.compare.server import Live
 from bench.compare.workload import LONG_PRIORITY, SHORT_PRIORITY, completions
 from bench.load.client import Reply, read_reply
 from bench.load.drive import Backdrop, closed_loop, open_loop
-from bench.load.stats import percentile
+from bench.load.stats import median, percentile
 
 PARALLEL, CTX = 4, 4096
 NUM_LONG_CLIENTS = 16
@@ -66,8 +66,7 @@ async def g2(bench: Bench) -> list[Row]:
 
 def _ttft_rows(bench: Bench, scale: Scale, mine: Runs, peer: Runs) -> list[Row]:
     def within(row: Row) -> bool:
-        idle_ms = compare(None, "", "", "idle", mine).value
-        limits = [IDLE_MAX * idle_ms, row.peer_value / BELOW_PEER_MIN]
+        limits = [IDLE_MAX * median(mine.of("idle")), row.peer_value / BELOW_PEER_MIN]
         if bench.threads == 1:
             limits.append(scale.here(TTFT_MAX_MS))
         return row.value <= min(limits)

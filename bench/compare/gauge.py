@@ -20,7 +20,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 class Cost:
     """CPU seconds of a server so far, and of the thread that decodes; differences are what counts.
 
-    `decode_s` is NaN-free: without a compiler nothing is counted and `num_decodes` stays 0.
+    Without a C compiler no decode is counted and `num_decodes` stays 0.
     """
 
     process_s: float

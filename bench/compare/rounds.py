@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.compare.quiet import Watch
@@ -110,6 +110,7 @@ def compare(
 
     A disturbed row is not judged.
     """
+    disturbed = (*mine.disturbed, *(peer.disturbed if peer else ()))
     row = Row(
         goal=goal,
         what=what,
@@ -117,19 +118,12 @@ def compare(
         values=mine.of(key),
         peer=peer.server.name if peer else None,
         peer_values=peer.of(key) if peer else (),
-        disturbed=(*mine.disturbed, *(peer.disturbed if peer else ())),
+        disturbed=disturbed,
         note=note,
     )
-    return judged(row, bar)
-
-
-def judged(row: Row, bar: Callable[[Row], bool] | None) -> Row:
-    """Return the row with its verdict; none without a bar, and none for a disturbed row."""
-    if bar is None or row.disturbed:
+    if bar is None or disturbed:
         return row
-    return Row(
-        row.goal, row.what, row.unit, row.values, row.peer, row.peer_values, bar(row), (), row.note
-    )
+    return replace(row, passed=bar(row))
 
 
 def answers(exchanges: Sequence[Exchange]) -> list[Reply]:
