@@ -10,8 +10,8 @@ from bench.compare.rounds import Bench, Runs, Values, answers, compare
 from bench.compare.scale import Scale
 from bench.compare.server import Live
 from bench.compare.workload import LONG_PRIORITY, SHORT_PRIORITY, completions
-from bench.load.client import Reply, read_reply
 from bench.load.drive import Backdrop, closed_loop, open_loop
+from bench.load.reply import Reply, read_reply
 from bench.load.stats import median, percentile
 
 PARALLEL, CTX = 4, 4096

@@ -11,8 +11,8 @@ from bench.compare.report import Row
 from bench.compare.rounds import Bench, Measure, Values, answers, compare
 from bench.compare.server import Live
 from bench.compare.workload import completions
-from bench.load.client import read_reply
 from bench.load.drive import Backdrop
+from bench.load.reply import read_reply
 from bench.load.stats import percentile
 
 CTX = 8192

@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.compare.quiet import Watch
 from bench.compare.report import Row
 from bench.compare.server import Live, Server, Setup, running
-from bench.load.client import Exchange, Reply, read_reply
+from bench.load.reply import Exchange, Reply, read_reply
 
 Values = dict[str, float]
 Measure = Callable[[Live], Awaitable[Values]]

@@ -13,8 +13,8 @@ from bench.compare.report import Row
 from bench.compare.rounds import Bench, Measure, Runs, Values, answers, compare, say
 from bench.compare.server import Live, Server, Setup
 from bench.compare.workload import GREEDY, SAMPLED, completions
-from bench.load.client import Reply
 from bench.load.drive import closed_loop
+from bench.load.reply import Reply
 
 NUM_WORDS, NUM_TOKENS = 28, 64
 PARALLEL, CTX = 32, 8192

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from bench.load.client import Client, Exchange
+from bench.load.client import Client
+from bench.load.reply import Exchange
 
 NextPayload = Callable[[], bytes]
 

@@ -6,15 +6,8 @@ import math
 
 import pytest
 
-from bench.load.client import (
-    ChunkDecoder,
-    Client,
-    EventReader,
-    Exchange,
-    body_bytes_missing,
-    event_text,
-    read_reply,
-)
+from bench.load.client import Client, body_bytes_missing
+from bench.load.reply import ChunkDecoder, EventReader, Exchange, event_text, read_reply
 
 STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"

@@ -17,8 +17,8 @@ from bench.compare.rounds import LoadFailed, Runs, answers, compare
 from bench.compare.scale import REFERENCE_NS, Scale
 from bench.compare.server import Server, Setup
 from bench.compare.throughput import parse_ceiling
-from bench.load.client import Exchange, Reply
 from bench.load.prompts import Prompts
+from bench.load.reply import Exchange, Reply
 
 KEYS = {"goal", "what", "value", "unit", "peer", "peer_value", "ratio", "pass", "runs"}
 PEER = Server("llama-server", "llama-server", ("llama-server",))
