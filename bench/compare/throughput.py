@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.compare.metrics import read_metrics
+from bench.compare.quiet import Watch
 from bench.compare.report import Row
 from bench.compare.rounds import Bench, Measure, Runs, Values, answers, compare, say
 from bench.compare.server import Live, Server, Setup
@@ -88,11 +89,8 @@ async def _ceiling(bench: Bench, setup: Setup, layout: str, mine: Runs) -> list[
     bench.flags[f"G1 {layout}: ceiling"] = " ".join([tool.name, *command[1:]]).replace(
         str(setup.model), setup.model.name
     )
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
-    )
-    output, _ = await process.communicate()
-    ceilings = parse_ceiling(output.decode())
+    output, disturbers = await _run_alone(command)
+    ceilings = parse_ceiling(output)
     return [
         Row(
             None,
@@ -101,9 +99,24 @@ async def _ceiling(bench: Bench, setup: Setup, layout: str, mine: Runs) -> list[
             mine.of(f"{num_clients}"),
             tool.name,
             (ceilings.get(num_clients, math.nan),),
+            disturbed=(*mine.disturbed, *disturbers),
         )
         for num_clients in FULL
     ]
+
+
+async def _run_alone(command: list[str]) -> tuple[str, list[str]]:
+    """Return a tool's output, and who disturbed it."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    async with Watch(process.pid) as watch:
+        output, _ = await process.communicate()
+    disturbers = watch.disturbers()
+    return output.decode(), [f"G1 ceiling: {', '.join(disturbers)}"] if disturbers else []
 
 
 def _batched_bench(peer: Server) -> Path | None:
