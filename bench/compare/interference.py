@@ -11,7 +11,7 @@ from bench.compare.report import Row
 from bench.compare.rounds import Bench, Measure, Values, answers, compare
 from bench.compare.server import Live
 from bench.compare.workload import completions
-from bench.load.drive import Backdrop
+from bench.load.drive import Backdrop, has_event
 from bench.load.reply import read_reply
 from bench.load.stats import percentile
 
@@ -84,9 +84,9 @@ def _measure(num_streams: int, quick: bool) -> Measure:
 
 
 async def _until_all_stream(backdrop: Backdrop) -> None:
-    """Wait until every stream has brought some events. Raises TimeoutError after START_S."""
+    """Wait until every stream has brought an event. Raises TimeoutError after START_S."""
     give_up_s = time.perf_counter() + START_S
-    while not all(len(exchange.pieces) > 3 for exchange in backdrop.current):
+    while not all(map(has_event, backdrop.current)):
         if time.perf_counter() > give_up_s:
             raise TimeoutError(f"not all streams have begun within {START_S:.0f} s")
         await asyncio.sleep(0.05)

@@ -69,17 +69,22 @@ class Backdrop:
     async def finish(self, drain_s: float) -> list[Exchange]:
         """Send nothing new and return what has ended.
 
-        Requests that have had no byte yet are broken off at once; the others have `drain_s`
+        Requests that have had no event yet are broken off at once; the others have `drain_s`
         seconds to end, so that their tokens can be counted.
         """
         self._stopping = True
         pairs = list(zip(self._tasks, self.current, strict=True))
-        await cancel_all(task for task, exchange in pairs if not exchange.pieces)
-        answered = [task for task, exchange in pairs if exchange.pieces]
+        await cancel_all(task for task, exchange in pairs if not has_event(exchange))
+        answered = [task for task, exchange in pairs if has_event(exchange)]
         if answered:
             _, late = await asyncio.wait(answered, timeout=drain_s)
             await cancel_all(late)
         return self._ended
+
+
+def has_event(exchange: Exchange) -> bool:
+    """Whether an event has come; the comments of a waiting stream are none."""
+    return any(b"data:" in piece for _, piece in exchange.pieces)
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
