@@ -124,7 +124,6 @@ def test_a_client_that_does_not_finish_its_headers_is_dropped() -> None:
 
 def test_a_taken_port_is_named_with_what_to_do() -> None:
     first = bind(ServerConfig(port=0))
-    first.listen()
     port = first.getsockname()[1]
     with first, pytest.raises(StartError, match="--port"):
         bind(ServerConfig(port=port))
