@@ -45,6 +45,11 @@ class Plan:
     n_ctx_train: int
 
     @property
+    def num_cells(self) -> int:
+        """KV cells of a device slot as llama.cpp makes them: rounded up."""
+        return -(-self.kv_tokens // _PAD_TOKENS) * _PAD_TOKENS
+
+    @property
     def kv_bytes(self) -> int:
         """KV cache of all device slots."""
         return self.kv_tokens * self.kv_bytes_per_token * len(self.devices)

@@ -265,7 +265,8 @@ class Models:
             served._model,
             n_ctx=plan.kv_tokens,
             n_seq=engine.parallel,
-            n_batch=engine.n_batch,
+            # llama.cpp takes no step that is larger than its context.
+            n_batch=min(engine.n_batch, plan.num_cells),
             threads=plan.threads,
             kv_unified=engine.kv_unified,
             prefix_cache=engine.prefix_cache,

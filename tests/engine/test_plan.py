@@ -44,6 +44,7 @@ def test_what_is_set_is_taken(model: Path) -> None:
     config = load(None, None, {"engine.ctx": 64, "engine.threads": 3})
     plan = make_plan(config, model, BIG)
     assert (plan.kv_tokens, plan.request_tokens_max, plan.threads) == (64, 64, 3)
+    assert plan.num_cells == 256
 
 
 def test_split_kv_gives_each_sequence_its_part(model: Path) -> None:

@@ -133,7 +133,8 @@ def test_a_loaded_model_has_a_worker_on_each_device_slot(path: Path) -> None:
     meta = house.served.meta()
     assert (meta["state"], meta["n_ctx"], meta["n_params"], meta["chat_template"]) == ("ready", 512, 7, "ok")
     assert [slot["capacity"] for slot in house.core.snapshot()["slots"]] == [512, 512]
-    assert house.workers[0].settings["n_seq"] == 32
+    settings = house.workers[0].settings
+    assert (settings["n_seq"], settings["n_batch"]) == (32, 512)
     assert house.models.snapshots()["cpu:1"] == {"num_steps": 3, "is_healthy": True, "num_kv_tokens": 512}
     assert house.models.close(5)
     assert [worker.calls for worker in house.workers] == [["stop", "close"]] * 2
