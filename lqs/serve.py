@@ -70,6 +70,7 @@ class Server:
         self._stop_wanted = asyncio.Event()
         self._http: HttpServer | None = None
         self.port = 0
+        self.is_listening = asyncio.Event()
         self.hung: list[str] = []
 
     async def run(self) -> int:
@@ -78,6 +79,7 @@ class Server:
         listening = bind(server)
         app = create_app(self._services, cors_origins=server.cors_origins)
         self.port = listening.getsockname()[1]
+        self.is_listening.set()
         self._http = make_http(app, server, self._log, close_s=_LAST_WORDS_S)
         http = asyncio.create_task(self._http.serve([listening]))
         watch = asyncio.create_task(self._watch())
@@ -173,12 +175,16 @@ class Server:
         """Say in the log when a device slot stops working, and when it works again."""
         healthy: dict[str, bool] = {}
         while True:
-            for slot in self._models.slots:
-                is_healthy = slot.is_healthy(time.monotonic_ns(), self._config.engine.stall_s)
-                if healthy.get(slot.device, True) != is_healthy:
-                    self._log_health(slot.device, is_healthy, slot.worker.death)
-                healthy[slot.device] = is_healthy
+            self._look(healthy)
             await asyncio.sleep(_WATCH_INTERVAL_S)
+
+    def _look(self, healthy: dict[str, bool]) -> None:
+        """Compare the device slots' health with what it was, and keep it there."""
+        for slot in self._models.slots:
+            is_healthy = slot.is_healthy(time.monotonic_ns(), self._config.engine.stall_s)
+            if healthy.get(slot.device, True) != is_healthy:
+                self._log_health(slot.device, is_healthy, slot.worker.death)
+            healthy[slot.device] = is_healthy
 
     def _log_health(self, device: str, is_healthy: bool, death: str) -> None:
         if is_healthy:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import uvloop
 
 from lqs import serve
+from lqs.cli import main
 from lqs.engine.synth import Recipe, parse_shape, write
 from lqs.errors import ConfigError, DeviceError, ModelFileError
 from lqs.serve import Server, build
@@ -62,7 +66,14 @@ async def ask(port: int, method: str, path: str, body: Any = None) -> tuple[int,
 async def until(port: int, path: str, status: int) -> None:
     async with asyncio.timeout(30):
         while (await ask(port, "GET", path))[0] != status:
-            await asyncio.sleep(0)
+            pass
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    turn = asyncio.sleep
+    async with asyncio.timeout(30):
+        while not holds():
+            await turn(0)
 
 
 def live(server: Server, scene: Callable[[int], Awaitable[None]]) -> int:
@@ -70,8 +81,7 @@ def live(server: Server, scene: Callable[[int], Awaitable[None]]) -> int:
 
     async def both() -> int:
         running = asyncio.create_task(server.run())
-        while not server.port:
-            await asyncio.sleep(0)
+        await server.is_listening.wait()
         try:
             await scene(server.port)
         finally:
@@ -105,8 +115,7 @@ def test_a_drain_serves_what_is_in_refuses_what_comes_and_cuts_the_rest(model: s
     async def scene(port: int) -> None:
         await until(port, "/readyz", 200)
         long = [asyncio.create_task(ask(port, "POST", "/v1/completions", prompt(400))) for _ in range(3)]
-        while server._desk.num_inside < 3:
-            await asyncio.sleep(0)
+        await eventually(lambda: server._desk.num_inside == 3)
         server.stop()
         await until(port, "/readyz", 503)
         assert (await ask(port, "GET", "/livez"))[0] == 200
@@ -169,6 +178,124 @@ def test_a_reload_takes_new_limits_and_refuses_wrong_ones(model: str) -> None:
     server.reload()
     assert server._gate._config.queue.timeout_s == 1
     build(config_for(model)).reload()
+
+
+def test_a_thread_that_does_not_end_and_a_failed_http_server_are_reported(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Failing:
+        should_exit = False
+
+        async def serve(self, sockets: list[Any]) -> None:
+            for listening in sockets:
+                listening.close()
+            raise RuntimeError
+
+    async def scene(port: int) -> None:
+        await eventually(lambda: not server._models.is_loading)
+
+    server = build(config_for(model))
+    monkeypatch.setattr(serve, "make_http", lambda *_, **__: Failing())
+    close_models, close_desk = server._models.close, server._desk.close
+    server._models.close = lambda limit_s: close_models(limit_s) and False  # type: ignore[method-assign]
+    server._desk.close = lambda limit_s: close_desk(limit_s) and False  # type: ignore[method-assign]
+    assert live(server, scene) == 0
+    assert server.hung == ["workers", "lqs-scheduler"]
+    assert "RuntimeError" in capsys.readouterr().err
+
+
+def test_a_slot_that_dies_is_logged_once(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    class Dead:
+        device = "cpu:0"
+        worker = SimpleNamespace(death="GGML_ASSERT")
+
+        def is_healthy(self, now_ns: int, stall_s: float) -> bool:
+            return False
+
+    server = build(config_for(model))
+    server._models.find("tiny").slots.append(Dead())  # type: ignore[union-attr,arg-type]
+    seen: dict[str, bool] = {}
+    server._look(seen)
+    server._look(seen)
+    assert capsys.readouterr().err.count("GGML_ASSERT") == 1
+
+
+def test_an_error_in_a_thread_comes_out_where_it_is_awaited() -> None:
+    def fail() -> None:
+        raise DeviceError("no")
+
+    with pytest.raises(DeviceError):
+        asyncio.run(serve.in_thread(fail, "t"))
+
+
+class Play:
+    """A server that gets signals while it runs."""
+
+    def __init__(self, *signals: int) -> None:
+        self.signals, self.hung, self.calls = signals, [], []
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+    def reload(self) -> None:
+        self.calls.append("reload")
+
+    async def run(self) -> int:
+        for number in self.signals:
+            seen = len(self.calls)
+            os.kill(os.getpid(), number)
+            await eventually(lambda seen=seen: len(self.calls) > seen)
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("signals", "calls"),
+    [
+        ((signal.SIGHUP, signal.SIGTERM), ["reload", "stop"]),
+        ((signal.SIGINT,), ["stop"]),
+        ((signal.SIGTERM, signal.SIGTERM), ["stop", "leave 1", "stop"]),
+    ],
+)
+def test_the_first_signal_drains_and_the_second_leaves(
+    signals: tuple[int, ...], calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = Play(*signals)
+    monkeypatch.setattr(serve, "build", lambda *_, **__: play)
+    monkeypatch.setattr(serve, "leave", lambda code: play.calls.append(f"leave {code}"))
+    assert serve.run(load()) == 0
+    assert play.calls == calls
+
+
+def test_a_process_with_a_hung_thread_leaves_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    play, codes = Play(), []
+    play.hung = ["workers"]
+    monkeypatch.setattr(serve, "build", lambda *_, **__: play)
+    monkeypatch.setattr(serve.os, "_exit", codes.append)
+    assert serve.run(load()) == 0
+    assert codes == [0]
+
+
+def test_every_file_that_the_system_allows_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(serve.resource, "setrlimit", lambda which, limits: asked.append(limits))
+    for limits in ((10, 20), (20, 20)):
+        monkeypatch.setattr(serve.resource, "getrlimit", lambda which, limits=limits: limits)
+        serve.raise_file_limit()
+    assert asked == [(20, 20)]
+
+
+def test_the_command_serves_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lqs.commands import serve as command
+
+    seen = []
+
+    def run(config: Any, reload_config: Any) -> int:
+        seen.extend([config.server.port, reload_config().server.port])
+        return 3
+
+    monkeypatch.setattr(command, "run_server", run)
+    assert main(["serve", "--port", "9"]) == 3
+    assert seen == [9, 9]
 
 
 def test_health_changes_of_a_device_slot_are_logged(model: str, capsys: pytest.CaptureFixture[str]) -> None:
