@@ -18,6 +18,7 @@ from lqs import serve
 from lqs.cli import main
 from lqs.engine.synth import Recipe, parse_shape, write
 from lqs.errors import ConfigError, DeviceError, ModelFileError
+from lqs.request import Request
 from lqs.serve import Server, build
 from lqs.settings import load
 
@@ -111,21 +112,40 @@ def test_a_server_is_ready_when_its_model_is_and_answers(model: str) -> None:
     assert server.hung == []
 
 
-def test_a_drain_serves_what_is_in_refuses_what_comes_and_cuts_the_rest(model: str) -> None:
+def test_a_drain_serves_what_is_in_and_refuses_what_comes(model: str) -> None:
     async def scene(port: int) -> None:
         await until(port, "/readyz", 200)
-        long = [asyncio.create_task(ask(port, "POST", "/v1/completions", prompt(400))) for _ in range(3)]
-        await eventually(lambda: server._desk.num_inside == 3)
+        # Somebody who stays inside, so that the drain does not end before it was looked at.
+        guest = Request(id="g", tenant=server._services.keys.anonymous, model="tiny", arrival_ns=0)
+        assert server._desk.try_enter(guest)
+        inside = [asyncio.create_task(ask(port, "POST", "/v1/completions", prompt(50))) for _ in range(3)]
+        await eventually(lambda: server._desk.num_inside > 1)
         server.stop()
         await until(port, "/readyz", 503)
         assert (await ask(port, "GET", "/livez"))[0] == 200
         status, headers, _ = await ask(port, "POST", "/v1/completions", prompt(1))
         assert (status, headers["x-lqs-reason"], headers["connection"]) == (503, "draining", "close")
         assert int(headers["retry-after"]) >= 1
-        for status, headers, _ in await asyncio.gather(*long):
-            assert status == 200 or headers["x-lqs-reason"] == "draining"
+        assert {status for status, *_ in await asyncio.gather(*inside)} <= {200, 503}
+        server._desk.leave(guest)
 
-    server = build(config_for(model, **{"server.drain_s": 0.2}))
+    server = build(config_for(model))
+    assert live(server, scene) == 0
+    assert server._desk.num_inside == 0
+
+
+def test_what_is_left_at_the_end_of_a_drain_is_cut_with_a_reason(model: str) -> None:
+    async def scene(port: int) -> None:
+        await until(port, "/readyz", 200)
+        # Two run, the third waits: none can be through before the drain is over.
+        sent = [asyncio.create_task(ask(port, "POST", "/v1/completions", prompt(500))) for _ in range(3)]
+        await eventually(lambda: server._desk.num_inside == 3)
+        server.stop()
+        answers = await asyncio.gather(*sent)
+        assert [status for status, *_ in answers] == [503] * 3
+        assert {headers["x-lqs-reason"] for _, headers, _ in answers} == {"draining"}
+
+    server = build(config_for(model, **{"server.drain_s": 0}))
     assert live(server, scene) == 0
     assert server._desk.num_inside == 0
 
