@@ -23,13 +23,6 @@ class Finish(IntFlag):
     FINISH_ERROR = 5
     FINISH_DEVICE = 6
 
-FINISH_NONE: Final = Finish.FINISH_NONE
-FINISH_STOP: Final = Finish.FINISH_STOP
-FINISH_LENGTH: Final = Finish.FINISH_LENGTH
-FINISH_CANCELLED: Final = Finish.FINISH_CANCELLED
-FINISH_TIMEOUT: Final = Finish.FINISH_TIMEOUT
-FINISH_ERROR: Final = Finish.FINISH_ERROR
-FINISH_DEVICE: Final = Finish.FINISH_DEVICE
 
 class TableFull(Exception): ...
 class LedgerBroken(Exception): ...

@@ -81,7 +81,11 @@ cdef int state_init(SchedulerState* s, uint32_t capacity) noexcept nogil:
     if (s.table == NULL or ring_init(&s.submit, 3 * <uint64_t> capacity)
             or ring_init(&s.events, 2 * <uint64_t> capacity)):
         return -1
-    return waker_init(&s.waker) or waker_init(&s.loop_waker)
+    if waker_init(&s.waker) or waker_init(&s.loop_waker):
+        return -1
+    # The loop does not doze by itself: it counts as asleep from the start.
+    doze(&s.loop_waker)
+    return 0
 
 
 cdef int books_init(Books* books, SchedulerState* s, uint32_t num_lanes, uint32_t num_levels,

@@ -1,0 +1,167 @@
+"""The whole core between three threads: event loop, scheduler, worker.
+
+The invariants: each request is told its events in order and is settled once, its text is
+whole, and in the end nothing is held: no permit, no promise, no entry, no object.
+"""
+
+import random
+import select
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from lqs import _core
+from lqs._core import EV_FINISHED, EV_OUTPUT, EV_SETTLED, EV_STARTED, Scheduler, Work
+
+NUM_REQUESTS = 20_000
+NUM_TOKENS = 40
+
+
+class Sink:
+    """Checks one request's events as they come."""
+
+    def __init__(self):
+        self.told = []
+        self.text = b""
+
+    def take(self, what, *rest):
+        assert EV_SETTLED not in self.told
+        if what == EV_OUTPUT:
+            assert EV_STARTED in self.told
+            assert EV_FINISHED not in self.told
+            self.text += rest[0]
+            return
+        assert what not in self.told
+        self.told.append(what)
+        if what == EV_FINISHED:
+            self.outcome = rest[0]
+
+
+@contextmanager
+def threads(scheduler, drive):
+    started = [
+        threading.Thread(target=drive.schedule, daemon=True),
+        threading.Thread(target=drive.work, args=(NUM_TOKENS,), daemon=True),
+    ]
+    for thread in started:
+        thread.start()
+    try:
+        yield
+    finally:
+        drive.stop()
+        for thread in started:
+            thread.join(60)
+    assert not any(thread.is_alive() for thread in started)
+
+
+def poll(scheduler):
+    """Sleep until something is told, and tell it; how many were settled."""
+    assert select.select([scheduler.loop_fd], [], [], 60)[0], "the loop was not woken"
+    num_settled = 0
+    for what, sink, *rest in scheduler.poll():
+        sink.take(what, *rest)
+        num_settled += what == EV_SETTLED
+    return num_settled
+
+
+@pytest.mark.parametrize("out_buffer_bytes", [64, 4096])
+def test_every_request_is_told_in_order_and_nothing_is_left(out_buffer_bytes):
+    draw = random.Random(out_buffer_bytes)
+    scheduler = Scheduler(
+        table_capacity=256,
+        level_caps=[64] * 4,
+        total_cap=200,
+        aging_step_ns=50,
+        num_keys=3,
+        out_buffer_bytes=out_buffer_bytes,
+    )
+    scheduler.add_device_slot(kv_tokens=4000, num_sequences=32)
+    drive = _core._Drive(scheduler)
+    sinks, live = [], []
+    num_settled = 0
+    with threads(scheduler, drive):
+        while num_settled < NUM_REQUESTS:
+            while len(sinks) < NUM_REQUESTS and scheduler.try_enter(level := draw.randrange(4)):
+                try:
+                    handle = scheduler.submit(
+                        Work(),
+                        sink := Sink(),
+                        key=draw.randrange(3),
+                        level=level,
+                        lane=draw.randrange(2),
+                        deadline_ns=draw.choice((0, 0, draw.randrange(1, 99))),
+                        expire_ns=draw.choice((0, 0, 0, 1)),
+                        num_prompt_tokens=10,
+                        max_tokens=NUM_TOKENS,
+                        footprint_tokens=draw.randrange(50, 300),
+                    )
+                except _core.TableFull:
+                    break
+                sinks.append(sink)
+                live.append(handle)
+            if draw.random() < 0.5:
+                scheduler.cancel(live.pop(draw.randrange(len(live))))
+            live = live[-256:] or live
+            num_settled += poll(scheduler)
+    assert_whole(scheduler, sinks)
+
+
+def assert_whole(scheduler, sinks):
+    num_tokens = 0
+    for sink in sinks:
+        assert sink.told[-1] == EV_SETTLED
+        if EV_FINISHED in sink.told:
+            assert sink.told == [EV_STARTED, EV_FINISHED, EV_SETTLED]
+            assert len(sink.text) == sink.outcome.num_completion_tokens
+            assert sink.outcome.finish == _core.Finish.FINISH_CANCELLED or len(sink.text) == NUM_TOKENS
+            num_tokens += len(sink.text)
+        else:
+            assert sink.text == b""
+            assert len(sink.told) == 2
+    snapshot = scheduler.snapshot()
+    assert snapshot["num_live"] == snapshot["num_running"] == snapshot["num_entered"] == 0
+    assert snapshot["num_broken"] == snapshot["num_kept"] == 0
+    slot = snapshot["slots"][0]
+    assert slot["reserved"] == slot["used"] == slot["num_running"] == 0
+    assert sum(scheduler.key_usage(key)["completion_tokens"] for key in range(3)) == num_tokens
+
+
+def test_a_device_slot_that_dies_under_load_ends_every_request():
+    for _ in range(30):
+        scheduler = Scheduler(table_capacity=64, level_caps=[64], total_cap=64, lane_weights=[1], num_lanes=1)
+        scheduler.add_device_slot(kv_tokens=10**6, num_sequences=16)
+        drive = _core._Drive(scheduler)
+        sinks = [Sink() for _ in range(64)]
+        num_settled = 0
+        with threads(scheduler, drive):
+            for sink in sinks:
+                assert scheduler.try_enter(0)
+                scheduler.submit(Work(), sink, num_prompt_tokens=1, max_tokens=9, footprint_tokens=10)
+            num_settled += poll(scheduler)
+            # The worker goes on: it is one that was taken for dead and is not.
+            scheduler.report_dead(0)
+            while num_settled < len(sinks):
+                num_settled += poll(scheduler)
+        snapshot = scheduler.snapshot()
+        assert snapshot["num_live"] == snapshot["num_running"] == snapshot["num_entered"] == 0
+        assert snapshot["slots"][0]["reserved"] == 0
+        assert all(sink.told[-1] == EV_SETTLED for sink in sinks)
+
+
+def test_a_step_of_many_sequences_costs_at_most_one_wake():
+    scheduler = Scheduler(table_capacity=64, level_caps=[64], total_cap=64, lane_weights=[1], num_lanes=1)
+    scheduler.add_device_slot(kv_tokens=10**6, num_sequences=32)
+    for _ in range(32):
+        assert scheduler.try_enter(0)
+        scheduler.submit(Work(), Sink(), footprint_tokens=1)
+    scheduler.round(0)
+    scheduler.poll()
+    drive = _core._Drive(scheduler)
+    assert drive.begin() == 32
+    for _ in range(50):
+        drive.emit_steps(1, b"x")
+        assert [event[2] for event in scheduler.poll()] == [b"x"] * 32
+    assert drive.figures == (50, 50, 0)
+    drive.emit_steps(20, b"x")
+    assert drive.figures == (70, 51, 0)
