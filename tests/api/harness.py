@@ -77,7 +77,7 @@ class House:
         *,
         template: str | None = CHATML,
         template_error: str | None = None,
-        keys: dict[str, bool] | None = None,
+        keys: Sequence[str] | None = None,
         tmp_path: Any = None,
         n_ctx: int = 4096,
         slots: int = 1,
@@ -121,11 +121,11 @@ class House:
         )  # fmt: skip
         self.started: list[int] = []  # Taken by the worker, not yet looked at by the test.
 
-    def _key_file(self, tmp_path: Any, keys: dict[str, bool]) -> str:
+    def _key_file(self, tmp_path: Any, keys: Sequence[str]) -> str:
         path = tmp_path / "keys"
         lines = [
-            json.dumps({"name": f"name-{key}", "sha256": hashlib.sha256(key.encode()).hexdigest(), "tier": "normal"})
-            for key in keys
+            json.dumps({"name": f"tenant{n}", "sha256": hashlib.sha256(key.encode()).hexdigest(), "tier": "normal"})
+            for n, key in enumerate(keys)
         ]
         path.write_text("".join(line + "\n" for line in lines))
         path.chmod(0o600)

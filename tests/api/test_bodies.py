@@ -157,7 +157,7 @@ async def test_a_body_over_the_limit_ends_as_soon_as_it_is():
 @driven
 async def test_the_key_is_checked_before_the_body(tmp_path):
     """B21 with a wrong key: 401, and not a byte of the body is read."""
-    house = House(keys={"right": False}, tmp_path=tmp_path, server={"body_bytes_max": 2048})
+    house = House(keys=["right"], tmp_path=tmp_path, server={"body_bytes_max": 2048})
     for chunks, headers in [([b"x" * 4096], []), ([b""], [(b"content-length", b"10000000000")])]:
         call = house.call("POST", CHAT, None, key="wrong", chunks=chunks, complete=False, headers=headers)
         await call.done()

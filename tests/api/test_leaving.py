@@ -13,7 +13,7 @@ KEY = "secret"
 
 def guarded(tmp_path, **options):
     """Every middleware the product ships is on: auth, metrics, CORS, access log."""
-    house = House(keys={KEY: False}, tmp_path=tmp_path, cors_origins=["*"], **options)
+    house = House(keys=[KEY], tmp_path=tmp_path, cors_origins=["*"], **options)
     house.any_key = KEY
     return house
 
@@ -155,7 +155,7 @@ async def test_a_cancellation_from_outside_goes_on_and_cancels_the_request(tmp_p
 
 @driven
 async def test_the_owner_sees_its_request_and_cancels_it(tmp_path):
-    house = House(keys={KEY: False, "other": False}, tmp_path=tmp_path)
+    house = House(keys=[KEY, "other"], tmp_path=tmp_path)
     house.any_key = KEY
     first = call(house)
     (running,) = await house.starts()

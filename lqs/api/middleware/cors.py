@@ -46,8 +46,6 @@ class CorsMiddleware:
 
     def _allowed(self, scope: Scope) -> bytes | None:
         """Return the request's origin if it has one that may call."""
-        if scope["type"] != "http":
-            return None
         origin: bytes | None = dict(scope["headers"]).get(b"origin")
         is_allowed = origin in self._origins or b"*" in self._origins
         return origin if origin is not None and is_allowed else None
