@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -182,5 +181,3 @@ async def _send_more(watch: ClientWatch, body: bytes) -> None:
 
 async def _send_last(watch: ClientWatch, body: bytes) -> None:
     await watch.send({"type": "http.response.body", "body": body})
-
-

@@ -88,9 +88,11 @@ def test_clients_that_leave_the_queue_are_never_started(tmp_path, stream):
         await until(lambda: house.turn() or house.desk.scheduler.num_waiting(2) == 4)
         house.finish(running)
         await a.done()
-        for other in others:
-            await house.serve(other, "e")
-            assert other.status == 200
+        for _ in others:
+            # The pool may have finished their prompts in any order.
+            (handle,) = await house.starts()
+            house.finish(handle)
+        assert [(await other.done()).status for other in others] == [200] * 4
 
     run()
 
@@ -226,7 +228,8 @@ async def test_the_bound_holds_for_six_at_once():
     for other in others:
         if other.status == 429:
             assert other.error["code"] == other.headers["x-lqs-reason"] == "queue_full"
-            assert int(other.headers["retry-after"]) >= 1 and int(other.headers["retry-after-ms"]) >= 1000
+            assert int(other.headers["retry-after"]) >= 1
+            assert int(other.headers["retry-after-ms"]) >= 1000
     house.finish(running)
     await first.done()
     (waiting,) = [other for other in others if other.status is None]
@@ -249,5 +252,3 @@ async def test_the_bound_holds_while_prompts_are_made_and_the_model_loads():
     refused = await house.ask("POST", CHAT, HI)
     assert (refused.status, refused.error["code"]) == (503, "model_loading")
     assert (await house.ask("POST", "/v1/completions", {"prompt": "a"})).error["code"] == "model_loading"
-
-

@@ -149,11 +149,11 @@ ESCAPES = [
 def test_a_template_gets_at_nothing_outside(source):
     """B65: attributes, globals, files, mutation: an error with a generic text, or nothing."""
     try:
-        text = shown(source)
+        seen = shown(source)
     except (BadRequest, TemplateInvalid) as error:
-        assert "Traceback" not in str(error) and "passwd" not in str(error)
-    else:
-        assert "root" not in text and "class" not in text and "builtin" not in text
+        seen = str(error)
+    for forbidden in ("Traceback", "passwd", "root", "class '", "builtin"):
+        assert forbidden not in seen
 
 
 GREEDY = [
@@ -169,7 +169,7 @@ GREEDY = [
     "{% set ns = namespace(x={}) %}{% for i in range(60) %}{% set ns.x = {'a': ns.x, 'b': ns.x} %}{% endfor %}",
     "{% set ns = namespace(x='abcd') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
     "{% set ns = namespace(x='abcd') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-    "{% set ns = namespace(x='abcd') %}{% for i in range(60) %}{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}",
+    "{% set ns = namespace(x='abcd') %}{% for i in range(60) %}{% set ns.x %}{{ ns.x ~ ns.x }}{% endset %}{% endfor %}",
     "{% set x = 'abcd' * 25000 %}{% for i in range(9999) %}{{ x }}{% endfor %}",
     "{{ 'a'.ljust(10**9) }}",
     "{{ 'a'.center(width=10**9) }}{{ 'a'.zfill(10**9) }}",
@@ -235,7 +235,8 @@ def test_a_broken_template_is_found_at_load(source, shown_part):
     """B29: syntax error, unknown filter, include: known when the model is loaded, in one line."""
     with pytest.raises(TemplateInvalid, match=shown_part) as refusal:
         compiled(source)
-    assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 400
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < 400
 
 
 def test_a_refusal_is_the_templates_own_message_made_fit_to_show():
@@ -244,7 +245,9 @@ def test_a_refusal_is_the_templates_own_message_made_fit_to_show():
     with pytest.raises(BadRequest, match="refuses the conversation: no: <s>z") as refusal:
         compiled(source).render([{"role": "user", "content": "<s>z"}])
     message = refusal.value.message
-    assert "\x1b" not in message and "\n" not in message and len(message) < 400
+    assert "\x1b" not in message
+    assert "\n" not in message
+    assert len(message) < 400
     with pytest.raises(BadRequest, match="refuses"):
         shown("{{ raise_exception() }}")
 
@@ -260,7 +263,10 @@ USUAL = [
     ("{{ {'a': '<b>'}|tojson }}", '{"a": "<b>"}'),
     ("{{ {'a': 1, 'b': 2}|tojson(indent=2, sort_keys=true) }}", '{\n  "a": 1,\n  "b": 2\n}'),
     ("{{ {'a': 'é'}|tojson(separators=(',', ':')) }}", '{"a":"é"}'),
-    ("{% set ns = namespace(found=false) %}{% for m in messages %}{% set ns.found = true %}{% endfor %}{{ ns.found }}", "True"),
+    (
+        "{% set n = namespace(x=0) %}{% for m in messages %}{% set n.x = 1 %}{% endfor %}{{ n.x }}",
+        "1",
+    ),
     ("{{ messages[1:]|list }}{{ messages[::-1][0].role }}", "[]user"),
     ("{{ 'a,b'.split(',')|last }}{{ 'ab'.startswith('a') }}{{ 'x'.join(['1', '2']) }}", "bTrue1x2"),
     ("{{ 'aXa'.replace('X', '-') }}{{ 'aXa'|replace('a', 'b', 1) }}", "a-abXa"),

@@ -39,7 +39,8 @@ async def test_what_came_together_is_taken_together():
     outlet.output(b"b", 2, b"x")
     outlet.finished(OUTCOME)
     assert await taken(outlet) == [(b"ab", 3, b"x")]
-    assert outlet.is_empty and outlet.is_over
+    assert outlet.is_empty
+    assert outlet.is_over
     outlet.settled()
     assert outlet.is_settled
 

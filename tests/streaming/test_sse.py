@@ -10,8 +10,10 @@ from lqs.streaming.sse import ChatFrames, CompletionFrames, error_frame, escape,
 
 
 def parsed(frame):
-    assert frame.startswith(b"data: ") and frame.endswith(b"\n\n")
-    assert frame.count(b"\n") == 2 and b"\r" not in frame
+    assert frame.startswith(b"data: ")
+    assert frame.endswith(b"\n\n")
+    assert frame.count(b"\n") == 2
+    assert b"\r" not in frame
     return json.loads(frame.removeprefix(b"data: "))
 
 
@@ -23,7 +25,8 @@ def test_any_text_survives_a_chunk_and_breaks_no_line(text):
         (choice,) = chunk["choices"]
         shown = choice["delta"]["content"] if "delta" in choice else choice["text"]
         assert shown == text.encode(errors="replace").decode()
-        assert choice["finish_reason"] is None and choice["logprobs"] is None
+        assert choice["finish_reason"] is None
+        assert choice["logprobs"] is None
 
 
 def test_bytes_that_are_no_text_do_not_break_the_stream():

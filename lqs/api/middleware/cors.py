@@ -39,7 +39,7 @@ class CorsMiddleware:
 
         async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = message | {"headers": [*message["headers"], *headers]}
+                message = {**message, "headers": [*message["headers"], *headers]}
             await send(message)
 
         await self._app(scope, receive, send_marked)

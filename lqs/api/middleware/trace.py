@@ -55,7 +55,7 @@ class TraceMiddleware:
         async def send_traced(message: Message) -> None:
             if message["type"] == "http.response.start":
                 trace.status = message["status"]
-                message = message | {"headers": [*message["headers"], header]}
+                message = {**message, "headers": [*message["headers"], header]}
             await send(message)
 
         try:
