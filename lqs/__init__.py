@@ -1,1 +1,1 @@
-"""lqs: a queue server for local language models."""
+"""lqs: a self-hosted inference server for llama.cpp models that stays predictable under load."""

@@ -199,7 +199,7 @@ def build(
     log = Log(config.log)
     library.start(verbose=config.log.level == "debug")
     scheduler = make_scheduler(config, keys.weights())
-    models = Models(config, path, library, scheduler)
+    models = Models(config, path, scheduler, make_model=library.Model, make_worker=library.make_worker)
     metrics = Metrics(
         config,
         model_name=models.names()[0],

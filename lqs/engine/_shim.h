@@ -10,8 +10,7 @@
  * integers, above the token's id. Sorting keys therefore sorts by logit, best first,
  * with ties broken towards the lowest id: the order is total, and the same everywhere.
  *
- * Vectors are GCC's own (`vector_size`): wide on a machine that has wide registers,
- * correct on every other. Nothing here allocates, and nothing lets an exception out:
+ * Vectors are GCC's own (`vector_size`). Nothing here allocates, and nothing lets an exception out:
  * one that crossed into Cython's nogil code would make it wait for the GIL.
  */
 #ifndef LQS_ENGINE_SHIM_H
@@ -27,16 +26,29 @@
 
 namespace lqs {
 
-typedef float   floats __attribute__((vector_size(64)));
-typedef int32_t ints __attribute__((vector_size(64)));
-
+/* As wide as the machine's registers that this is built for, and no wider: a vector that
+ * must be split is a dozen times slower. */
+#if defined(__AVX512F__)
 constexpr int32_t LANES = 16;
+#define LQS_LANE_NUMBERS 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
+#elif defined(__AVX__)
+constexpr int32_t LANES = 8;
+#define LQS_LANE_NUMBERS 0, 1, 2, 3, 4, 5, 6, 7
+#else
+constexpr int32_t LANES = 4;
+#define LQS_LANE_NUMBERS 0, 1, 2, 3
+#endif
+
+typedef float   floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+
+const ints LANE_NUMBERS = {LQS_LANE_NUMBERS};
 constexpr int32_t BLOCK = 128;      /* Logits per block; a multiple of LANES. */
 constexpr size_t  SORT_MAX = 1024;  /* Longer candidate lists stay unsorted: nobody reads their order. */
 
 inline int32_t num_blocks(int32_t n) { return (n + BLOCK - 1) / BLOCK; }
 
-/* Reads 16 floats at `x`; memcpy because a row need not be aligned. */
+/* Reads LANES floats at `x`; memcpy because a row need not be aligned. */
 __attribute__((always_inline)) inline void load(floats & to, const float * x) { std::memcpy(&to, x, sizeof to); }
 
 /* Like load(), for a row's last lanes: what is missing reads as `rest`. */
@@ -48,7 +60,7 @@ inline void load_tail(floats & to, const float * x, int32_t n, float rest) {
     load(to, lanes);
 }
 
-/* One logit of `x` starting lane `at` of a row of n: whole vectors fast, the tail slowly. */
+/* Reads at x[at] of a row of n: whole vectors fast, the tail slowly. */
 __attribute__((always_inline)) inline void load_at(floats & to, const float * x, int32_t at, int32_t n, float rest) {
     if (at + LANES <= n) {
         load(to, x + at);
@@ -57,15 +69,15 @@ __attribute__((always_inline)) inline void load_at(floats & to, const float * x,
     }
 }
 
-/* Folds the lanes onto each other, 8, 4, 2, 1 apart: the same order of operations on
- * every machine, so sums agree to the bit. */
-template <class Fold>
+/* Folds the lanes onto each other, the half, a quarter, ... apart: an order of operations
+ * that is written down, not the compiler's choice. */
+template <int32_t APART = LANES / 2, class Fold>
 __attribute__((always_inline)) inline float fold(floats v, Fold with) {
-    v = with(v, __builtin_shuffle(v, ints{8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7}));
-    v = with(v, __builtin_shuffle(v, ints{4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11}));
-    v = with(v, __builtin_shuffle(v, ints{2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13}));
-    v = with(v, __builtin_shuffle(v, ints{1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14}));
-    return v[0];
+    if constexpr (APART == 0) {
+        return v[0];
+    } else {
+        return fold<APART / 2>(with(v, __builtin_shuffle(v, LANE_NUMBERS ^ APART)), with);
+    }
 }
 
 struct Larger {
@@ -259,35 +271,35 @@ inline size_t select_best(const float * x, int32_t n, const float * block_max, f
     return keep_best(keys, collect(x, n, block_max, threshold, keys), k);
 }
 
-/* Moves the shortest best-first prefix whose mass reaches `target` to the front and
- * returns its length (all, if the target is never reached). `mass` gives a key's mass;
- * `strict` asks for more than the target instead of as much.
+/* Moves the shortest prefix (in the order of `before`) whose mass reaches `target` to the
+ * front and returns its length: all, if the target is never reached. keys[0 .. low) are
+ * known to belong to it and to hold `sum`. `mass` gives a key's mass; `strict` asks for
+ * more than the target instead of as much.
  * A quickselect on the running sum: linear, whatever the distribution looks like. */
-template <class Mass>
-inline size_t keep_mass(uint64_t * keys, size_t num, double target, bool strict, Mass mass) {
-    const auto enough = [=](double sum) { return strict ? sum > target : sum >= target; };
-    size_t low = 0, high = num;
-    double before = 0;                     /* The mass of keys[0 .. low), never enough. */
+template <class Mass, class Before>
+inline size_t keep_mass(uint64_t * keys, size_t low, size_t num, double sum, double target, bool strict, Mass mass,
+                        Before before) {
+    const auto enough = [=](double held) { return strict ? held > target : held >= target; };
+    size_t high = num;
     while (high - low > 64) {
         const size_t mid = low + (high - low) / 2;
-        std::nth_element(keys + low, keys + mid, keys + high);
-        double sum = before;
+        std::nth_element(keys + low, keys + mid, keys + high, before);
+        double held = sum;
         for (size_t i = low; i < mid; i++) {
-            sum += mass(keys[i]);
+            held += mass(keys[i]);
         }
-        if (enough(sum)) {
+        if (enough(held)) {
             high = mid;
         } else {
             low = mid;
-            before = sum;
+            sum = held;
         }
     }
-    std::sort(keys + low, keys + high);
-    size_t kept = low;
-    while (kept < high && !enough(before)) {
-        before += mass(keys[kept++]);
+    std::sort(keys + low, keys + high, before);
+    while (low < high && !enough(sum)) {
+        sum += mass(keys[low++]);
     }
-    return keep_best(keys, kept, kept);
+    return keep_best(keys, low, low);
 }
 
 inline float best_of(const uint64_t * keys, size_t num) { return logit_of(*std::min_element(keys, keys + num)); }
@@ -312,29 +324,114 @@ inline double list_masses(const uint64_t * keys, size_t num, float best, float s
     return total;
 }
 
-/* Nucleus: the fewest best candidates whose probabilities reach top_p. `total` is the
- * mass that stands for 1, at temperature 1. */
-inline size_t keep_top_p(uint64_t * keys, size_t num, float best, double total, float top_p) {
-    const size_t kept = keep_mass(keys, num, (double) top_p * total, false,
-                                  [best](uint64_t key) { return (double) expf(logit_of(key) - best); });
-    return std::max<size_t>(kept, 1);
+/* Both filters by mass keep what is nearest to a centre: top_p to the best logit, so that
+ * nearest means most probable; typical_p (Meister et al. 2022, "Locally typical
+ * sampling") to the mean logit, so that the surprise is nearest to the entropy. (-log p
+ * is a constant minus the logit; the entropy is that constant minus the mean logit.)
+ * At one distance the more probable one comes first, then the lower id. */
+struct Nearer {
+    float centre;
+    bool operator()(uint64_t a, uint64_t b) const {
+        const float to_a = std::fabs(logit_of(a) - centre), to_b = std::fabs(logit_of(b) - centre);
+        return to_a < to_b || (to_a == to_b && a < b);
+    }
+};
+
+struct MassOf {
+    float best;
+    double operator()(uint64_t key) const { return (double) expf(logit_of(key) - best); }
+};
+
+/* The same on a list; `target` is the mass to be reached. */
+inline size_t keep_nearest(uint64_t * keys, size_t num, float best, float centre, double target, bool strict) {
+    return keep_mass(keys, 0, num, 0, target, strict, MassOf{best}, Nearer{centre});
 }
 
-/* The candidates of a nucleus over a whole row, without sorting it.
- * Every list of all logits above a bound is a prefix of the sorted row; so the first
- * bound whose list already holds top_p of the mass will do. The last bound always
- * does: the tokens below probability (1 - top_p) / n cannot hold 1 - top_p together. */
-inline size_t collect_top_p(const float * x, int32_t n, const float * block_max, float best, double total,
-                            float top_p, uint64_t * keys, float * mass) {
-    const float last = best + (float) std::log(total * (1.0 - (double) top_p) / n) - 1e-3f;
-    for (float bound = best - 4.0f; bound > last; bound -= 4.0f) {
-        const size_t num = collect(x, n, block_max, bound, keys);
-        /* 1.000001: this sum and the one that decides round differently. */
-        if (list_masses(keys, num, best, 1.0f, mass) >= 1.000001 * top_p * total) {
-            return num;
+/* The mean of a list's logits under their softmax; `mass` is spare room. */
+inline float mean_of_list(const uint64_t * keys, size_t num, float best, float * mass) {
+    const double total = list_masses(keys, num, best, 1.0f, mass);
+    double mean = 0;
+    for (size_t i = 0; i < num; i++) {
+        mean += mass[i] / total * (logit_of(keys[i]) - best);
+    }
+    return (float) (best + mean);
+}
+
+/* exp(x - best) of a whole row into `mass` (n rounded up to a BLOCK), their sum, and the
+ * mean of x under them. */
+inline double row_masses(const float * x, int32_t n, float best, float * mass, float * centre) {
+    double total = 0, moment = 0;
+    for (int32_t at = 0; at < n; at += BLOCK) {
+        block_masses(x, n, at, best, 1.0f, mass + at);
+        floats sum = {}, first = {};
+        for (int32_t i = 0; i < BLOCK; i += LANES) {
+            floats v, m;
+            load_at(v, x, std::min(at + i, n), n, -INFINITY);
+            load(m, mass + at + i);
+            v -= best;
+            sum += m;
+            first += m * (v < -90.0f ? floats{} - 90.0f : v);   /* 0 times -inf is a NaN. */
+        }
+        total += fold(sum, Sum());
+        moment += fold(first, Sum());
+    }
+    *centre = (float) (best + moment / total);
+    return total;
+}
+
+/* The mass within `radius` of the centre, to about 1e-6 of it. */
+inline double mass_within(const float * x, int32_t n, const float * block_max, const float * mass, float centre,
+                          float radius) {
+    double total = 0;
+    for (int32_t b = 0; b < num_blocks(n); b++) {
+        if (block_max[b] < centre - radius) {
+            continue;
+        }
+        const int32_t end = std::min((b + 1) * BLOCK, n);
+        floats sum = {};
+        for (int32_t i = b * BLOCK; i < end; i += LANES) {
+            floats v, m;
+            load_at(v, x, i, end, -INFINITY);
+            load(m, mass + i);
+            v -= centre;
+            v = v < 0.0f ? -v : v;
+            sum += v <= radius ? m : floats{};
+        }
+        total += fold(sum, Sum());
+    }
+    return total;
+}
+
+/* keep_nearest for a whole row, without a list of it: halves the radius until the few
+ * tokens at the border are left, and orders only those. `mass` as row_masses left it. */
+inline size_t nearest_of_row(const float * x, int32_t n, const float * block_max, float best, float centre,
+                             const float * mass, double target, bool strict, uint64_t * keys) {
+    float inner = -1.0f;                   /* Holds too little, and outer holds enough. */
+    float outer = 90.0f + (best - centre); /* Beyond 87 from the best there is no mass. */
+    while (outer - inner > 0.004f) {
+        const float radius = 0.5f * (inner + outer);
+        const double held = mass_within(x, n, block_max, mass, centre, radius);
+        if (held < target * (1 - 1e-5)) {
+            inner = radius;
+        } else if (held > target * (1 + 1e-5)) {
+            outer = radius;
+        } else {
+            break;                         /* Too near to tell; the rest is done exactly. */
         }
     }
-    return collect(x, n, block_max, std::max(last, -FLT_MAX), keys);
+    const size_t num = collect(x, n, block_max, std::max(centre - outer - 1e-3f, -FLT_MAX), keys);
+    size_t low = 0;
+    double sum = 0;
+    for (size_t i = 0; i < num; i++) {
+        const float distance = std::fabs(logit_of(keys[i]) - centre);
+        if (distance <= inner) {
+            sum += mass[id_of(keys[i])];
+            std::swap(keys[low++], keys[i]);
+        }
+    }
+    /* Those above the outer radius (typical_p only) come last in the order by themselves. */
+    const auto mass_of = [mass](uint64_t key) { return (double) mass[id_of(key)]; };
+    return keep_mass(keys, low, num, sum, target, strict, mass_of, Nearer{centre});
 }
 
 /* The lowest logit that is at least `min_p` times as probable as the best one. */
@@ -349,28 +446,6 @@ inline size_t keep_min_p(uint64_t * keys, size_t num, float best, float min_p) {
         kept += logit_of(keys[i]) >= bound;
     }
     return std::max<size_t>(kept, 1);
-}
-
-/* Locally typical sampling (Meister et al. 2022): those whose surprise is nearest to the
- * entropy, until more than typical_p of the mass. `order` and `mass` are spare room. */
-inline size_t keep_typical(uint64_t * keys, size_t num, float best, float typical_p, uint64_t * order, float * mass) {
-    const double total = list_masses(keys, num, best, 1.0f, mass);
-    double mean = 0;
-    for (size_t i = 0; i < num; i++) {
-        mean += mass[i] / total * (logit_of(keys[i]) - best);
-    }
-    /* -log p is log(total) - (logit - best) and its mean the entropy: log(total) cancels. */
-    for (size_t i = 0; i < num; i++) {
-        const float distance = (float) std::fabs((logit_of(keys[i]) - best) - mean);
-        order[i] = key_of(-distance, (int32_t) i);
-    }
-    const size_t kept = keep_mass(order, num, (double) typical_p * total, true,
-                                  [mass](uint64_t key) { return (double) mass[id_of(key)]; });
-    for (size_t i = 0; i < kept; i++) {
-        order[i] = keys[id_of(order[i])];
-    }
-    std::memcpy(keys, order, kept * sizeof(uint64_t));
-    return keep_best(keys, kept, kept);
 }
 
 /* Draws from a list; `mass` is spare room. */

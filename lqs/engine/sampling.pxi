@@ -26,6 +26,7 @@ from lqs.engine.llama cimport llama_sampler, llama_token_data, llama_vocab
 
 cdef extern from "engine/_shim.h" namespace "lqs" nogil:
     const int32_t LANES
+    const int32_t BLOCK
     int32_t num_blocks(int32_t n)
     bint scan_blocks(const float* x, int32_t n, float* block_max, float* best)
     int32_t find_best(const float* x, int32_t n, const float* block_max, float best)
@@ -36,16 +37,17 @@ cdef extern from "engine/_shim.h" namespace "lqs" nogil:
     float logit_of(uint64_t key)
     int32_t id_of(uint64_t key)
     size_t collect(const float* x, int32_t n, const float* block_max, float threshold, uint64_t* keys)
-    size_t collect_top_p(const float* x, int32_t n, const float* block_max, float best, double total,
-                         float top_p, uint64_t* keys, float* mass)
+    double row_masses(const float* x, int32_t n, float best, float* mass, float* centre)
+    size_t nearest_of_row(const float* x, int32_t n, const float* block_max, float best, float centre,
+                          const float* mass, double target, bint strict, uint64_t* keys)
     float min_p_bound(float best, float min_p)
     size_t keep_best(uint64_t* keys, size_t num, size_t k)
     size_t select_best(const float* x, int32_t n, const float* block_max, float* spare, size_t k, uint64_t* keys)
     float best_of(const uint64_t* keys, size_t num)
     double list_masses(const uint64_t* keys, size_t num, float best, float scale, float* mass)
-    size_t keep_top_p(uint64_t* keys, size_t num, float best, double total, float top_p)
+    float mean_of_list(const uint64_t* keys, size_t num, float best, float* mass)
+    size_t keep_nearest(uint64_t* keys, size_t num, float best, float centre, double target, bint strict)
     size_t keep_min_p(uint64_t* keys, size_t num, float best, float min_p)
-    size_t keep_typical(uint64_t* keys, size_t num, float best, float typical_p, uint64_t* order, float* mass)
     int32_t draw_list(const uint64_t* keys, size_t num, float best, float scale, double uniform,
                       float* mass, float* prob)
     void uniforms(uint64_t seed, uint64_t position, double* out)
@@ -102,9 +104,8 @@ cdef struct SamplerScratch:      # One per worker: room for one draw at a time.
     int32_t n_vocab
     float* block_max             # Of the row as it is now; the block sums go to `spare`.
     float* spare
-    float* mass                  # n_vocab + LANES
+    float* mass                  # n_vocab rounded up to a block.
     uint64_t* keys               # The candidates, see _shim.h.
-    uint64_t* order              # For typical_p.
     uint32_t* counts             # All zero between draws.
     llama_token_data* room       # For grammars.
     Edit* edits
@@ -200,14 +201,13 @@ cdef int scratch_init(SamplerScratch* scratch, int32_t n_vocab) noexcept nogil:
     scratch.n_vocab = n_vocab
     scratch.block_max = <float*>malloc(blocks * sizeof(float))
     scratch.spare = <float*>malloc(blocks * sizeof(float))
-    scratch.mass = <float*>malloc((n + LANES) * sizeof(float))
+    scratch.mass = <float*>malloc((n + BLOCK) * sizeof(float))
     scratch.keys = <uint64_t*>malloc(n * sizeof(uint64_t))
-    scratch.order = <uint64_t*>malloc(n * sizeof(uint64_t))
     scratch.counts = <uint32_t*>calloc(n, sizeof(uint32_t))
     scratch.room = <llama_token_data*>malloc(n * sizeof(llama_token_data))
     scratch.edits = <Edit*>malloc((BIAS_MAX + REPEAT_LAST_N_MAX) * sizeof(Edit))
     if (scratch.block_max == NULL or scratch.spare == NULL or scratch.mass == NULL or scratch.keys == NULL
-            or scratch.order == NULL or scratch.counts == NULL or scratch.room == NULL or scratch.edits == NULL):
+            or scratch.counts == NULL or scratch.room == NULL or scratch.edits == NULL):
         scratch_free(scratch)
         return -1
     return 0
@@ -218,7 +218,6 @@ cdef void scratch_free(SamplerScratch* scratch) noexcept nogil:
     free(scratch.spare)
     free(scratch.mass)
     free(scratch.keys)
-    free(scratch.order)
     free(scratch.counts)
     free(scratch.room)
     free(scratch.edits)
@@ -323,24 +322,34 @@ cdef void _apply_penalties(const Sampler* sampler, SamplerScratch* scratch, floa
 
 # ---- the draw -----------------------------------------------------------------------
 
-cdef int _draw_from_list(const SamplingParams* params, SamplerScratch* scratch, size_t num, double total,
-                         double uniform, DrawResult* out) noexcept nogil:
-    """Filter and draw from the `num` candidates in `keys`.
-
-    `total` is the mass that probability 1 stands for, or < 0: that of the list.
-    """
-    cdef float best
+cdef int _draw_from_list(const SamplingParams* params, SamplerScratch* scratch, size_t num, double uniform,
+                         DrawResult* out) noexcept nogil:
+    """Filter the `num` candidates in `keys` by typical_p and top_p, then _draw_kept."""
+    cdef float best, centre
+    cdef double total
     if num == 0:
         return DRAW_NO_CANDIDATE
-    best = best_of(scratch.keys, num)
     if params.typical_p < 1:
-        num = keep_typical(scratch.keys, num, best, params.typical_p, scratch.order, scratch.mass)
         best = best_of(scratch.keys, num)
-        total = -1
+        centre = mean_of_list(scratch.keys, num, best, scratch.mass)
+        total = list_masses(scratch.keys, num, best, 1, scratch.mass)
+        num = keep_nearest(scratch.keys, num, best, centre, total * params.typical_p, True)
     if params.top_p < 1:
-        if total < 0:
-            total = list_masses(scratch.keys, num, best, 1, scratch.mass)
-        num = keep_top_p(scratch.keys, num, best, total, params.top_p)
+        num = _keep_top_p(params, scratch, num)
+    return _draw_kept(params, scratch, num, uniform, out)
+
+
+cdef size_t _keep_top_p(const SamplingParams* params, SamplerScratch* scratch, size_t num) noexcept nogil:
+    cdef float best = best_of(scratch.keys, num)
+    cdef double total = list_masses(scratch.keys, num, best, 1, scratch.mass)
+    # At least one: a top_p of 0 is reached by nobody's mass.
+    return max(keep_nearest(scratch.keys, num, best, best, total * params.top_p, False), <size_t>1)
+
+
+cdef int _draw_kept(const SamplingParams* params, SamplerScratch* scratch, size_t num, double uniform,
+                    DrawResult* out) noexcept nogil:
+    """The end of the chain: min_p, temperature, draw."""
+    cdef float best = best_of(scratch.keys, num)
     if params.min_p > 0:
         num = keep_min_p(scratch.keys, num, best, params.min_p)
     out.num_candidates = <uint32_t>num
@@ -356,23 +365,36 @@ cdef inline float _scale(const SamplingParams* params) noexcept nogil:
 cdef int _draw_sampled(const SamplingParams* params, SamplerScratch* scratch, const float* logits, int32_t n_vocab,
                        float best, double uniform, DrawResult* out) noexcept nogil:
     """Choose the cheapest way to the candidates, then draw from them."""
-    cdef double total = -1
+    cdef double total
     cdef size_t num
     if params.top_k > 0:
         num = select_best(logits, n_vocab, scratch.block_max, scratch.spare, params.top_k, scratch.keys)
-    elif params.typical_p < 1:
-        num = collect(logits, n_vocab, scratch.block_max, -FLT_MAX, scratch.keys)
-    elif params.top_p < 1:
-        total = total_mass(logits, n_vocab, best, 1, scratch.spare)
-        num = collect_top_p(logits, n_vocab, scratch.block_max, best, total, params.top_p, scratch.keys, scratch.mass)
-    elif params.min_p > 0:
+        return _draw_from_list(params, scratch, num, uniform, out)
+    if params.typical_p < 1 or params.top_p < 1:
+        num = _keep_by_mass(params, scratch, logits, n_vocab, best)
+        return _draw_kept(params, scratch, num, uniform, out)
+    if params.min_p > 0:
         num = collect(logits, n_vocab, scratch.block_max, min_p_bound(best, params.min_p), scratch.keys)
-    else:
-        total = total_mass(logits, n_vocab, best, _scale(params), scratch.spare)
-        out.num_candidates = 0
-        out.token = draw_row(logits, n_vocab, best, _scale(params), scratch.spare, total, uniform, &out.prob)
-        return DRAW_OK
-    return _draw_from_list(params, scratch, num, total, uniform, out)
+        return _draw_kept(params, scratch, num, uniform, out)
+    total = total_mass(logits, n_vocab, best, _scale(params), scratch.spare)
+    out.num_candidates = 0
+    out.token = draw_row(logits, n_vocab, best, _scale(params), scratch.spare, total, uniform, &out.prob)
+    return DRAW_OK
+
+
+cdef size_t _keep_by_mass(const SamplingParams* params, SamplerScratch* scratch, const float* logits, int32_t n_vocab,
+                          float best) noexcept nogil:
+    """typical_p and top_p on a whole row: leaves the candidates in `keys`, at least one."""
+    cdef float mean = 0
+    cdef double total = row_masses(logits, n_vocab, best, scratch.mass, &mean)
+    cdef size_t num
+    if params.typical_p < 1:
+        num = nearest_of_row(logits, n_vocab, scratch.block_max, best, mean, scratch.mass, total * params.typical_p,
+                             True, scratch.keys)
+        return _keep_top_p(params, scratch, num) if params.top_p < 1 else num
+    num = nearest_of_row(logits, n_vocab, scratch.block_max, best, best, scratch.mass, total * params.top_p,
+                         False, scratch.keys)
+    return max(num, <size_t>1)
 
 
 cdef int _draw_row(const SamplingParams* params, SamplerScratch* scratch, const float* logits, int32_t n_vocab,
@@ -413,7 +435,7 @@ cdef int _redraw_allowed(Sampler* sampler, SamplerScratch* scratch, const float*
     if want > 0:
         num = <int64_t>keep_best(scratch.keys, <size_t>num, want)
     if params.temperature > 0:
-        return _draw_from_list(params, scratch, <size_t>num, -1, uniform, out)
+        return _draw_from_list(params, scratch, <size_t>num, uniform, out)
     if num == 0:
         return DRAW_NO_CANDIDATE
     out.token = id_of(scratch.keys[0])
@@ -526,26 +548,25 @@ cdef class Grammar:
     """
 
     cdef llama_sampler* _prototype
-    cdef object _vocab_owner         # Keeps the vocabulary alive.
+    cdef Model _model                # Keeps the vocabulary alive.
 
-    def __dealloc__(self):
-        if self._prototype != NULL:
-            grammar_free(self._prototype)
-
-    @staticmethod
-    cdef Grammar parse(const llama_vocab* vocab, object vocab_owner, str gbnf):
-        """Parse GBNF with the root rule `root`; GrammarError blames the text. Without the GIL."""
-        cdef Grammar grammar = Grammar.__new__(Grammar)
+    def __cinit__(self, Model model not None, str gbnf not None):
+        """Parse GBNF with the root rule `root`, without the GIL; GrammarError blames the text."""
         cdef bytes raw = gbnf.encode()
         cdef const char* text = raw
+        cdef const llama_vocab* vocab = model._vocab
         if not gbnf.strip() or b"\0" in raw:
             raise GrammarError("the grammar is empty or holds a NUL")
-        grammar._vocab_owner = vocab_owner
+        self._model = model
         with nogil:
-            grammar._prototype = grammar_parse(vocab, text)
-        if grammar._prototype == NULL:
+            self._prototype = grammar_parse(vocab, text)
+        if self._prototype == NULL:
             raise GrammarError("the grammar could not be parsed")
-        return grammar
+
+    def __dealloc__(self):
+        # The sampler refers to the vocabulary only to parse and apply, never to be freed.
+        if self._prototype != NULL:
+            grammar_free(self._prototype)
 
 
 # ---- the face for tests and benchmarks ----------------------------------------------

@@ -8,7 +8,6 @@ engine: the core and the workers publish counters, and rendering reads them.
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ from prometheus_client.core import (
 )
 
 from lqs.config import Config
+from lqs.observe.histogram import Histogram
 from lqs.request import NS_PER_S, FinishReason, Outcome, Request
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -67,37 +67,6 @@ _DEVICE_COUNTERS = (
 )
 
 Snapshot = Callable[[], Mapping[str, Any]]
-
-
-class Histogram:
-    """Counts of values up to each bound, and their sum."""
-
-    __slots__ = ("_bounds", "_counts", "_sum")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float, count: int = 1) -> None:
-        """Add `count` times the value."""
-        self._counts[bisect_left(self._bounds, value)] += count
-        self._sum += value * count
-
-    @property
-    def count(self) -> int:
-        """How many values there were."""
-        return sum(self._counts)
-
-    def family(self, name: str, doc: str, labels: Mapping[str, str]) -> HistogramMetricFamily:
-        """Itself in Prometheus' form: buckets add up."""
-        total, buckets = 0, []
-        for bound, count in zip((*map(float, self._bounds), None), self._counts, strict=True):
-            total += count
-            buckets.append(("+Inf" if bound is None else str(bound), total))
-        family = HistogramMetricFamily(name, doc, labels=list(labels))
-        family.add_metric(list(labels.values()), buckets, self._sum)
-        return family
 
 
 class Metrics:
@@ -219,12 +188,10 @@ class Metrics:
         yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", num_waiting)
         yield self._by_level("lqs_queue_depth", "Waiting, by class.", levels, "num_waiting")
         yield self._by_level("lqs_queue_places_taken", "Places taken, by class.", levels, "num_entered")
-        caps = GaugeMetricFamily("lqs_queue_places", "Places, by class.", labels=["level"])
-        for name, cap in zip(self._levels, self._config.level_caps, strict=True):
-            caps.add_metric([name], cap)
-        yield caps
-        yield GaugeMetricFamily("lqs_queue_places_total", "Places, all classes.", value=self._config.queue.total)
-        yield GaugeMetricFamily("lqs_queue_places_taken_total", "Places taken.", value=core["num_entered"])
+        caps = [{"cap": cap} for cap in self._config.level_caps]
+        yield self._by_level("lqs_queue_places", "Places, by class.", caps, "cap")
+        yield GaugeMetricFamily("lqs_queue_total_places", "Places, all classes.", value=self._config.queue.total)
+        yield GaugeMetricFamily("lqs_queue_total_places_taken", "Places taken.", value=core["num_entered"])
         yield self._oldest(levels)
         yield self._by_level("lqs_queue_drain_rate", "Starts per second while it had a queue.", levels, "drain_rate")
         for name, doc, key in _LEVEL_COUNTERS:
@@ -240,12 +207,10 @@ class Metrics:
         return family
 
     def _oldest(self, levels: Iterable[Mapping[str, Any]]) -> Metric:
-        family = GaugeMetricFamily("lqs_queue_oldest_wait_seconds", "Longest wait of those waiting.", labels=["level"])
         now_ns = self._now_ns()
-        for level, seen in zip(self._levels, levels, strict=True):
-            wait_ns = now_ns - seen["oldest_arrival_ns"] if seen["num_waiting"] else 0
-            family.add_metric([level], max(wait_ns, 0) / NS_PER_S)
-        return family
+        waits = [now_ns - level["oldest_arrival_ns"] if level["num_waiting"] else 0 for level in levels]
+        seen = [{"wait_s": max(wait_ns, 0) / NS_PER_S} for wait_ns in waits]
+        return self._by_level("lqs_queue_oldest_wait_seconds", "Longest wait of those waiting.", seen, "wait_s")
 
     def _device_families(self, core: Mapping[str, Any], workers: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
         healthy = GaugeMetricFamily("lqs_device_healthy", "1 if it works.", labels=["device"])
@@ -306,10 +271,12 @@ class Metrics:
             ("vllm:request_generation_tokens", "Tokens of an answer.", self._completion_tokens),
         )
         for name, doc, histogram in named:
-            yield histogram.family(name, doc, self._labels)
+            family = HistogramMetricFamily(name, doc, labels=list(self._labels))
+            family.add_metric(list(self._labels.values()), histogram.buckets(), histogram.sum)
+            yield family
         family = HistogramMetricFamily("lqs_queue_time_seconds", "Wait, by class.", labels=["level"])
         for level, histogram in zip(self._levels, self._queue_by_level, strict=True):
-            family.samples += histogram.family(family.name, "", {"level": level}).samples
+            family.add_metric([level], histogram.buckets(), histogram.sum)
         yield family
 
     def _gauge(self, name: str, doc: str, value: float) -> Metric:

@@ -88,7 +88,9 @@ def test_an_admitted_request_waits_in_the_core_with_its_limits(door: Door) -> No
     ("wishes", "wait_s", "life_s"),
     [({}, 60, 600), ({"queue_timeout_s": 999, "timeout_s": 9999}, 60, 600), ({"timeout_s": 30}, 30, 30)],
 )
-def test_a_client_may_ask_for_less_time_not_for_more(door: Door, wishes: dict[str, float], wait_s: int, life_s: int) -> None:
+def test_a_client_may_ask_for_less_time_not_for_more(
+    door: Door, wishes: dict[str, float], wait_s: int, life_s: int
+) -> None:
     request = a_request(arrival_ns=7, **wishes)
     door.gate.enter(request, 7)
     assert (request.expire_ns, request.stop_ns) == (7 + wait_s * S, 7 + life_s * S)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -62,7 +61,11 @@ def test_a_request_is_told_everything_in_order() -> None:
     assert (request.state, request.handle) == (RequestState.FINISHED, None)
     assert scene.desk.num_inside == 0
     # The observer is told of everything but the settling.
-    assert [event if isinstance(event, str) else event[0] for event in scene.seen.events] == ["started", "output", "finished"]
+    assert [event if isinstance(event, str) else event[0] for event in scene.seen.events] == [
+        "started",
+        "output",
+        "finished",
+    ]
 
 
 def test_the_place_is_taken_at_arrival_and_given_back_once() -> None:
@@ -226,24 +229,23 @@ def test_idle_is_when_nobody_is_inside() -> None:
 
 
 def test_events_wake_the_loop() -> None:
-    async def hear() -> list[Any]:
-        scene, sink = Scene(), Told()
+    class Heard(Told):
+        def started(self, queue_ns: int) -> None:
+            heard.set()
+
+    heard = asyncio.Event()
+
+    async def hear() -> None:
+        scene = Scene()
         scene.desk.start(asyncio.get_running_loop())
-        scene.submit(sink)
+        scene.submit(Heard())
         scene.core.round(1)
         scene.core.end_step()
-        await eventually(lambda: bool(sink.events))
+        await asyncio.wait_for(heard.wait(), 10)
         assert scene.desk.close(0)
         assert scene.desk.close(0)
-        return sink.events
 
-    assert asyncio.run(hear()) == ["started"]
-
-
-async def eventually(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not holds():
-            await asyncio.sleep(0)
+    asyncio.run(hear())
 
 
 class Thread:

@@ -1,0 +1,1 @@
+"""Benchmarks: what lqs costs, and how it stands beside its peers."""
