@@ -97,6 +97,8 @@ class Endpoint:
 
 def serve(server: str, port: int) -> None:
     """Be one server until the process is ended."""
+    # granian takes no more connections at once than its backlog, unless told.
+    limits: dict[str, Any] = {"backlog": 4096, "backpressure": 4096, "log_enabled": False}
     if server == "uvicorn":
         import uvicorn
 
@@ -105,11 +107,11 @@ def serve(server: str, port: int) -> None:
         from granian import Granian
 
         target = "bench.load.asgi:make_app"
-        Granian(target, port=port, interface="asginl", loop="uvloop", factory=True, log_enabled=False).serve()  # type: ignore[arg-type]
+        Granian(target, port=port, interface="asginl", loop="uvloop", factory=True, **limits).serve()  # type: ignore[arg-type]
     else:
         from granian.server.embed import Server
 
-        embedded = Server(App(), port=port, interface="asginl", log_enabled=False)  # type: ignore[arg-type]
+        embedded = Server(App(), port=port, interface="asginl", **limits)  # type: ignore[arg-type]
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(embedded.serve())
 
