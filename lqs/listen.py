@@ -20,12 +20,13 @@ from lqs.observe.log import Log
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """A socket on the configured address, not yet listening. Raises StartError."""
+    """A listening socket on the configured address. Raises StartError."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((config.host, config.port))
+        listening.listen(config.backlog)
     except OSError as error:
         listening.close()
         raise StartError(

@@ -123,12 +123,16 @@ class Server:
         """Load and start everything; False if the server was stopped meanwhile."""
         loading = asyncio.ensure_future(in_thread(self._models.load, "lqs-load"))
         stopping = asyncio.ensure_future(self._stop_wanted.wait())
-        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
+        try:
+            await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            if not loading.done():
+                # Nothing can break off a native load; what it works on is left to its thread.
+                self.hung.append("lqs-load")
+                self._gate.drain(time.monotonic_ns())
         if not loading.done():
-            # Nothing can break off a native load; the process leaves without its thread.
-            self.hung.append("lqs-load")
-            self._gate.drain(time.monotonic_ns())
+            loading.cancel()
             return False
         loading.result()
         self._desk.start(asyncio.get_running_loop())

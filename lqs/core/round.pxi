@@ -177,8 +177,10 @@ cdef bint start(SchedulerState* s, Choice choice, uint32_t slot, int64_t now_ns)
     bump(&book.wait_ns_sum, max(<int64_t> 0, attempt.queue_ns))
     bump(&books.num_running, 1)
     tell_loop(s, OP_STARTED, choice.index)
-    # Cannot be full: as many places as sequences, and the ledger counted this one.
-    ring_try_push(&s.slots[slot].dispatch, message(OP_START, attempt.handle))
+    # Cannot be full of a worker that takes before it finishes: as many places as sequences,
+    # and the ledger counted this one.
+    if not ring_try_push(&s.slots[slot].dispatch, message(OP_START, attempt.handle)):
+        bump(&books.num_broken, 1)
     s.slots[slot].has_starts = True
     return True
 

@@ -1,0 +1,383 @@
+"""The core and its plain-Python twin, fed alike by hypothesis, must never differ."""
+
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
+
+from lqs import _core
+
+from . import reference
+from .reference import Waiter
+
+KEY_WEIGHTS = [1.0, 2.0, 0.5]
+LANE_WEIGHTS = [3.0, 1.0]
+NUM_LEVELS = 4
+CAPACITY = 64
+
+
+class RingsAgree(RuleBasedStateMachine):
+    @initialize(capacity=st.integers(1, 5))
+    def begin(self, capacity):
+        self.rings = [_core.SpscRing(capacity), _core.MpmcRing(capacity)]
+        self.twins = [reference.Ring(ring.capacity) for ring in self.rings]
+        self.next = 0
+
+    @rule()
+    def push(self):
+        self.next += 1
+        for ring, twin in zip(self.rings, self.twins, strict=True):
+            assert ring.try_push(self.next) == twin.try_push(self.next)
+
+    @rule()
+    def pop(self):
+        for ring, twin in zip(self.rings, self.twins, strict=True):
+            assert ring.try_pop() == twin.try_pop()
+
+    @rule(n=st.integers(0, 9))
+    def push_batch(self, n):
+        handles = list(range(self.next + 1, self.next + 1 + n))
+        self.next += n
+        assert self.rings[0].push_batch(handles) == sum(self.twins[0].try_push(h) for h in handles)
+
+    @rule(n=st.integers(0, 9))
+    def pop_batch(self, n):
+        popped = [self.twins[0].try_pop() for _ in range(n)]
+        assert self.rings[0].pop_batch(n) == [handle for handle in popped if handle is not None]
+
+    @invariant()
+    def sizes_agree(self):
+        for ring, twin in zip(self.rings, self.twins, strict=True) if hasattr(self, "rings") else ():
+            assert len(ring) == len(twin.items)
+
+
+class BacklogsAgree(RuleBasedStateMachine):
+    waiting = Bundle("waiting")
+
+    @initialize(
+        aging_step_ns=st.sampled_from([0, 1, 10]),
+        aged_every=st.integers(1, 4),
+        num_places=st.sampled_from([0, 4, 9]),
+    )
+    def begin(self, **shape):
+        self.backlog = _core.Backlog(
+            num_lanes=2,
+            num_levels=NUM_LEVELS,
+            num_keys=3,
+            capacity=CAPACITY,
+            key_weights=KEY_WEIGHTS,
+            lane_weights=LANE_WEIGHTS,
+            **shape,
+        )
+        self.twin = reference.Backlog(
+            num_lanes=2,
+            num_levels=NUM_LEVELS,
+            num_keys=3,
+            key_weights=KEY_WEIGHTS,
+            lane_weights=LANE_WEIGHTS,
+            **shape,
+        )
+        self.now_ns = 0
+        self.num_arrived = 0
+        self.free = list(range(CAPACITY))
+        self.running = {}
+
+    @precondition(lambda self: self.free)
+    @rule(
+        target=waiting,
+        lane=st.integers(0, 1),
+        level=st.integers(0, NUM_LEVELS - 1),
+        key=st.integers(0, 2),
+        passed_ns=st.integers(0, 12),
+        deadline_ns=st.one_of(st.just(0), st.integers(1, 6)),
+        cost=st.integers(0, 50),
+    )
+    def push(self, passed_ns, **what):
+        self.now_ns += passed_ns
+        index = self.free.pop(0)
+        self.backlog.push(index, arrival_ns=self.now_ns, **what)
+        waiter = Waiter(index, arrival_ns=self.now_ns, arrival_no=self.num_arrived, state="waiting", **what)
+        self.num_arrived += 1
+        self.twin.push(waiter)
+        return waiter
+
+    @rule()
+    def pop(self):
+        choice = self.twin.choose()
+        assert self.backlog.peek() == (choice and (choice[0].index, choice[1]))
+        assert self.backlog.pop() == (choice and choice[0].index)
+        if choice:
+            self.twin.take(*choice)
+            choice[0].state = "running"
+            self.running[choice[0].index] = choice[0]
+
+    @rule(waiter=consumes(waiting))
+    def remove(self, waiter):
+        is_waiting = waiter.state == "waiting"
+        if not is_waiting:
+            return
+        assert self.backlog.remove(waiter.index)
+        self.twin.remove(waiter)
+        waiter.state = "ended"
+        self.free.append(waiter.index)
+
+    @precondition(lambda self: self.running)
+    @rule(cost=st.integers(0, 60))
+    def settle(self, cost):
+        index, waiter = self.running.popitem()
+        self.backlog.settle(index, cost)
+        self.twin.charge(waiter, cost - waiter.cost)
+        self.twin.lane_running[waiter.lane] -= 1
+        self.free.append(index)
+
+    @invariant()
+    def counts_and_counters_agree(self):
+        if not hasattr(self, "backlog"):
+            return
+        assert len(self.backlog) == len(self.twin.waiting)
+        for (lane, level), queues in self.twin.queues.items():
+            for key, queue in enumerate(queues):
+                assert self.backlog.counter(lane, level, key) == queue.counter
+
+
+class LedgersAgree(RuleBasedStateMachine):
+    held = Bundle("held")
+
+    @initialize()
+    def begin(self):
+        shape = {"capacities": [100, 60], "num_sequences": [3, 2], "num_keys": 2}
+        self.ledger = _core.Ledger(**shape)
+        self.twin = reference.Ledger(**shape)
+
+    @rule(target=held, slot=st.integers(0, 1), key=st.integers(0, 1), tokens=st.integers(0, 70))
+    def reserve(self, slot, key, tokens):
+        one = self.twin.reserve(slot, key, tokens)
+        assert self.ledger.reserve(slot, key, tokens) == (one is not None)
+        return slot, one
+
+    @rule(held=held, tokens=st.integers(0, 40))
+    def grow(self, held, tokens):
+        slot, one = held
+        if one in self.twin.held[slot]:
+            assert self.ledger.grow(slot, one[0], tokens) == self.twin.grow(slot, one, tokens)
+
+    @rule(held=held, share=st.floats(0, 1))
+    def use(self, held, share):
+        slot, one = held
+        if one in self.twin.held[slot]:
+            tokens = int((one[1] - one[2]) * share)
+            self.ledger.use(slot, tokens)
+            one[2] += tokens
+
+    @rule(held=consumes(held), prompt=st.integers(0, 99), completion=st.integers(0, 99))
+    def settle(self, held, prompt, completion):
+        slot, one = held
+        if any(one is other for other in self.twin.held[slot]):
+            self.ledger.settle(slot, *one, prompt, completion)
+            self.twin.settle(slot, one, prompt, completion)
+
+    @rule(held=consumes(held))
+    def release(self, held):
+        slot, one = held
+        if any(one is other for other in self.twin.held[slot]):
+            self.ledger.release(slot, *one)
+            self.twin.release(slot, one)
+
+    @invariant()
+    def figures_agree(self):
+        if not hasattr(self, "ledger"):
+            return
+        for slot in range(2):
+            figures = self.ledger.slot(slot)
+            assert figures["reserved"] == self.twin.reserved(slot) <= figures["capacity"]
+            assert figures["used"] == self.twin.used(slot) <= figures["reserved"]
+            assert figures["num_running"] == len(self.twin.held[slot])
+        for key in range(2):
+            prompt_tokens, completion_tokens = self.twin.booked[key]
+            assert self.ledger.key(key) == {
+                "reserved": self.twin.key_reserved(key),
+                "prompt_tokens": prompt_tokens,
+                "completion_tokens": completion_tokens,
+            }
+
+
+EVENTS = {
+    _core.EV_STARTED: "started",
+    _core.EV_EXPIRED: "expired",
+    _core.EV_CANCELLED: "cancelled",
+    _core.EV_NO_DEVICE: "no_device",
+    _core.EV_SETTLED: "settled",
+}
+ENDS = {"expired", "cancelled", "no_device"}
+
+
+class SchedulersAgree(RuleBasedStateMachine):
+    """Requests come, run, leave, expire, and device slots die; the ends must be the same."""
+
+    @initialize(
+        aging_step_ns=st.sampled_from([0, 5]),
+        aged_every=st.integers(1, 3),
+        slots=st.lists(
+            st.tuples(
+                st.integers(0, 1),
+                st.sampled_from([40, 100]),
+                st.integers(1, 3),
+                st.sampled_from([1.0, 2.0]),
+            ),
+            min_size=1,
+            max_size=3,
+        ),
+    )
+    def begin(self, aging_step_ns, aged_every, slots):
+        self.scheduler = _core.Scheduler(
+            table_capacity=CAPACITY,
+            level_caps=[CAPACITY] * NUM_LEVELS,
+            total_cap=CAPACITY,
+            num_lanes=2,
+            num_keys=3,
+            key_weights=KEY_WEIGHTS,
+            lane_weights=LANE_WEIGHTS,
+            aging_step_ns=aging_step_ns,
+            aged_every=aged_every,
+        )
+        for model, kv_tokens, num_sequences, weight in slots:
+            self.scheduler.add_device_slot(
+                model=model, kv_tokens=kv_tokens, num_sequences=num_sequences, weight=weight
+            )
+        self.twin = reference.Scheduler(
+            reference.Backlog(
+                num_lanes=2,
+                num_levels=NUM_LEVELS,
+                num_keys=3,
+                aging_step_ns=aging_step_ns,
+                aged_every=aged_every,
+                key_weights=KEY_WEIGHTS,
+                lane_weights=LANE_WEIGHTS,
+                num_places=sum(slot[2] for slot in slots),
+            ),
+            [reference.Slot(*slot) for slot in slots],
+        )
+        self.now_ns = 0
+        self.num_arrived = 0
+        self.handles = {}
+        self.live = {}
+        self.finished = set()
+
+    @precondition(lambda self: len(self.live) < CAPACITY)
+    @rule(
+        lane=st.integers(0, 1),
+        level=st.integers(0, NUM_LEVELS - 1),
+        key=st.integers(0, 2),
+        model=st.integers(0, 1),
+        deadline_ns=st.one_of(st.just(0), st.integers(1, 6)),
+        expire_in_ns=st.one_of(st.just(0), st.integers(1, 20)),
+        prompt=st.integers(1, 20),
+        max_tokens=st.integers(1, 25),
+    )
+    def submit(self, expire_in_ns, prompt, max_tokens, **what):
+        assert self.scheduler.try_enter(what["level"])
+        expire_ns = self.now_ns + expire_in_ns if expire_in_ns else 0
+        name = self.num_arrived
+        handle = self.scheduler.submit(
+            _core.Work(),
+            name,
+            arrival_ns=self.now_ns,
+            expire_ns=expire_ns,
+            num_prompt_tokens=prompt,
+            max_tokens=max_tokens,
+            footprint_tokens=prompt + max_tokens,
+            **what,
+        )
+        waiter = Waiter(
+            handle & 0xFFFFFFFF,
+            arrival_ns=self.now_ns,
+            arrival_no=name,
+            expire_ns=expire_ns,
+            prompt=prompt,
+            cost=prompt + 2 * max_tokens,
+            footprint=prompt + max_tokens,
+            **what,
+        )
+        self.num_arrived += 1
+        self.handles[name] = handle
+        self.live[waiter.index] = name, waiter
+        self.twin.messages.append(("submit", waiter))
+
+    @precondition(lambda self: self.live)
+    @rule(pick=st.integers(0, CAPACITY))
+    def cancel(self, pick):
+        name, waiter = sorted(self.live.values(), key=lambda item: item[0])[pick % len(self.live)]
+        self.scheduler.cancel(self.handles[name])
+        self.twin.messages.append(("cancel", waiter))
+
+    @precondition(lambda self: self.live)
+    @rule(pick=st.integers(0, CAPACITY), num_tokens=st.integers(0, 25))
+    def finish(self, pick, num_tokens):
+        running = [
+            (name, waiter)
+            for name, waiter in self.live.values()
+            if waiter.state == "running" and name not in self.finished and not self.twin.slots[waiter.slot].is_dead
+        ]
+        if not running:
+            return
+        name, waiter = running[pick % len(running)]
+        self.scheduler.finish(self.handles[name], num_completion_tokens=num_tokens)
+        self.finished.add(name)
+        self.twin.messages.append(("finish", waiter, num_tokens))
+
+    @rule(pick=st.integers(0, 20))
+    def die(self, pick):
+        if pick < len(self.twin.slots):
+            self.scheduler.report_dead(pick)
+            self.twin.slots[pick].is_dead = True
+
+    @rule(passed_ns=st.integers(0, 7))
+    def round(self, passed_ns):
+        self.now_ns += passed_ns
+        due_ns = self.scheduler.round(self.now_ns)
+        self.twin.round(self.now_ns)
+        expiries = [w.expire_ns for w in self.twin.backlog.waiting if w.expire_ns]
+        assert due_ns == min(expiries, default=-1)
+        started = [self.live[index] for what, index in self.twin.events if what == "started"]
+        for slot in range(len(self.twin.slots)):
+            handles = [self.handles[name] for name, waiter in started if waiter.slot == slot]
+            assert self.scheduler.take(slot) == handles
+        events = [(EVENTS[what], sink) for what, sink, _ in self.scheduler.poll() if what in EVENTS]
+        twins = [(what, self.live[index][0]) for what, index in self.twin.events]
+        self.twin.events.clear()
+        for ordered in ("started", "expired"):
+            assert [e for e in events if e[0] == ordered] == [e for e in twins if e[0] == ordered]
+        twins += [("settled", name) for what, name in twins if what in ENDS]
+        assert Counter(events) == Counter(twins)
+        self.live = {i: item for i, item in self.live.items() if item[1].state != "ended"}
+
+    @invariant()
+    def figures_agree(self):
+        if not hasattr(self, "scheduler"):
+            return
+        snapshot = self.scheduler.snapshot()
+        assert snapshot["num_broken"] == 0
+        assert snapshot["num_live"] == len(self.live)
+        assert snapshot["num_running"] == sum(len(slot.running) for slot in self.twin.slots)
+        for figures, slot in zip(snapshot["slots"], self.twin.slots, strict=True):
+            assert figures["num_running"] == len(slot.running)
+            assert figures["reserved"] == sum(waiter.footprint for waiter in slot.running)
+        for level, figures in enumerate(snapshot["levels"]):
+            waiting = [w for w in self.twin.backlog.waiting if w.level == level]
+            assert figures["num_waiting"] == len(waiting)
+            submitted = [w for m, w, *_ in self.twin.messages if m == "submit" and w.level == level]
+            assert figures["num_entered"] == len(waiting) + len(submitted)
+
+
+
+def suite(machine):
+    case = machine.TestCase
+    case.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
+    return case
+
+
+TestRings = suite(RingsAgree)
+TestBacklogs = suite(BacklogsAgree)
+TestLedgers = suite(LedgersAgree)
+TestSchedulers = suite(SchedulersAgree)
