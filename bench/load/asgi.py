@@ -100,16 +100,16 @@ def serve(server: str, port: int) -> None:
     # granian takes no more connections at once than its backlog, unless told.
     limits: dict[str, Any] = {"backlog": 4096, "backpressure": 4096, "log_enabled": False}
     if server == "uvicorn":
-        import uvicorn
+        import uvicorn  # noqa: PLC0415 One of them is loaded, not all.
 
         uvicorn.run(App(), port=port, loop="uvloop", http="httptools", ws="none", lifespan="off", log_level="error")
     elif server == "granian":
-        from granian import Granian
+        from granian import Granian  # noqa: PLC0415 One of them is loaded, not all.
 
         target = "bench.load.asgi:make_app"
         Granian(target, port=port, interface="asginl", loop="uvloop", factory=True, **limits).serve()  # type: ignore[arg-type]
     else:
-        from granian.server.embed import Server
+        from granian.server.embed import Server  # noqa: PLC0415 One of them is loaded, not all.
 
         embedded = Server(App(), port=port, interface="asginl", **limits)  # type: ignore[arg-type]
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

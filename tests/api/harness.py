@@ -82,7 +82,6 @@ class House:
         n_ctx: int = 4096,
         slots: int = 1,
         add_bos: bool = False,
-        cors_origins: Sequence[str] = (),
         **sections: dict[str, Any],
     ) -> None:
         if keys is not None:
@@ -116,8 +115,7 @@ class House:
             Services(
                 config=self.config, gate=self.gate, desk=self.desk, keys=self.ring, models=self.models,
                 metrics=self.metrics, log=log,
-            ),
-            cors_origins=cors_origins,
+            )
         )  # fmt: skip
         self.started: list[int] = []  # Taken by the worker, not yet looked at by the test.
 

@@ -13,7 +13,8 @@ KEY = "secret"
 
 def guarded(tmp_path, **options):
     """Every middleware the product ships is on: auth, metrics, CORS, access log."""
-    house = House(keys=[KEY], tmp_path=tmp_path, cors_origins=["*"], **options)
+    server = {"cors_origins": ["*"]} | options.pop("server", {})
+    house = House(keys=[KEY], tmp_path=tmp_path, server=server, **options)
     house.any_key = KEY
     return house
 

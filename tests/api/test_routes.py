@@ -213,7 +213,7 @@ async def test_pages_of_other_origins_may_call_only_if_named():
     silent = await House().ask("OPTIONS", CHAT, headers=asks)
     assert silent.status == 405
     assert "access-control-allow-origin" not in silent.headers
-    house = House(cors_origins=["http://page"])
+    house = House(server={"cors_origins": ["http://page"]})
     preflight = await house.ask("OPTIONS", CHAT, headers=asks)
     assert (preflight.status, preflight.headers["access-control-allow-origin"]) == (204, "http://page")
     call = await house.ask("GET", "/nope", headers=asks[:1])

@@ -40,21 +40,26 @@ async def test_an_answer_that_is_complete_when_the_client_leaves_stays_so():
     await asyncio.sleep(0)
 
 
+async def interrupted(*reasons, then):
+    async with watch_over() as watch:
+        for reason in reasons:
+            watch.interrupt(reason)
+        await then()
+
+
 @driven
 async def test_the_first_reason_counts():
     with pytest.raises(RequestCancelled):
-        async with watch_over() as watch:
-            watch.interrupt(RequestCancelled("First."))
-            watch.interrupt(ClientLeft())
-            await never()
+        await interrupted(RequestCancelled("First."), ClientLeft(), then=never)
 
 
 @driven
 async def test_an_error_of_the_answer_itself_is_kept():
+    def fail():
+        raise ZeroDivisionError
+
     with pytest.raises(ZeroDivisionError):
-        async with watch_over() as watch:
-            watch.interrupt(ClientLeft())
-            _ = 1 // 0
+        await interrupted(ClientLeft(), then=fail)
     # Nothing of the interruption is left for whoever goes on.
     await asyncio.sleep(0)
 
