@@ -5,6 +5,8 @@ From the outside in: trace (id, access log, last resort), CORS, errors to answer
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -28,15 +30,18 @@ from lqs.errors import NotFound
 __all__ = ["Services", "create_app", "routes"]
 
 
-def create_app(services: Services) -> ASGIApp:
-    """Return the ASGI app. It starts nothing and keeps what it needs in itself."""
+def create_app(services: Services, *, cors_origins: Sequence[str] = ()) -> ASGIApp:
+    """Return the ASGI app. It starts nothing and keeps what it needs in itself.
+
+    `cors_origins` are the origins whose pages may call it, "*" for any.
+    """
     server = services.config.server
     app: ASGIApp = _Routes(routes(services), redirect_slashes=False, default=_no_such_path)
     app = BodyMiddleware(app, num_bytes_max=server.body_bytes_max, timeout_s=server.body_timeout_s)
     app = AuthMiddleware(app, services.keys, is_metrics_open=is_loopback(server.host))
     app = RefusalMiddleware(app, services.metrics.count_refusal)
-    if server.cors_origins:
-        app = CorsMiddleware(app, server.cors_origins)
+    if cors_origins:
+        app = CorsMiddleware(app, cors_origins)
     return TraceMiddleware(app, services.log)
 
 

@@ -111,12 +111,16 @@ class House:
         )  # fmt: skip
         observer.target = self.metrics
         self.slot = scheduler.add_device_slot(model=0, kv_tokens=100_000, num_sequences=slots)
-        self.app = create_app(
-            Services(
-                config=self.config, gate=self.gate, desk=self.desk, keys=self.ring, models=self.models,
-                metrics=self.metrics, log=log,
-            )
-        )  # fmt: skip
+        services = Services(
+            config=self.config,
+            gate=self.gate,
+            desk=self.desk,
+            keys=self.ring,
+            models=self.models,
+            metrics=self.metrics,
+            log=log,
+        )
+        self.app = create_app(services, cors_origins=self.config.server.cors_origins)
         self.started: list[int] = []  # Taken by the worker, not yet looked at by the test.
 
     def _key_file(self, tmp_path: Any, keys: Sequence[str]) -> str:
