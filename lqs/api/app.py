@@ -49,7 +49,7 @@ def routes(services: Services) -> list[BaseRoute]:
     """Return every path that there is. A model may be named in the path in front of the API's own."""
     live = Live()
     generator = Generator(services, live)
-    posts = {
+    posts: dict[str, ASGIApp] = {
         "/chat/completions": Chat(services, generator),
         "/completions": Completions(services, generator),
         "/tokenize": Tokenize(services),

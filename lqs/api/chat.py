@@ -77,10 +77,7 @@ def template_of(served: Served) -> ChatTemplate:
         raise RequestRefused("model_loading", "The model is loading.", retry_after_s=_LOADING_RETRY_S)
     if served.template is not None:
         return served.template
-    if served.template_error is not None:
-        what = f"cannot be used: {served.template_error}"
-    else:
-        what = "is missing"
+    what = f"cannot be used: {served.template_error}" if served.template_error is not None else "is missing"
     raise BadRequest(
         f"The model's chat template {what}. /v1/completions works without one.",
         param="messages",

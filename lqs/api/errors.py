@@ -37,7 +37,5 @@ async def send_json(
 ) -> None:
     """Answer with JSON."""
     length = (b"content-length", str(len(body)).encode())
-    await send(
-        {"type": "http.response.start", "status": status, "headers": [JSON_TYPE, length, *(headers or [])]}
-    )
+    await send({"type": "http.response.start", "status": status, "headers": [JSON_TYPE, length, *(headers or [])]})
     await send({"type": "http.response.body", "body": body})

@@ -89,7 +89,9 @@ def refuse_unless_neutral(name: str, raw: Any, neutral: tuple[Any, ...] = ()) ->
 
 def sampling_of(body: Common, *, num_logprobs: int) -> Sampling:
     """Collect how tokens are chosen; what the body leaves out keeps its default."""
-    asked = {name: _within(name, value) for name in _RANGES if (value := getattr(body, name)) is not None}
+    asked: dict[str, Any] = {
+        name: _within(name, value) for name in _RANGES if (value := getattr(body, name)) is not None
+    }
     for name in ("ignore_eos", "cache_prompt"):
         if getattr(body, name) is not None:
             asked[name] = getattr(body, name)
@@ -215,5 +217,3 @@ def _one_of(name: str, value: str | None, known: tuple[str, ...]) -> None:
 
 def _out_of_range(name: str, least: float, most: float, note: str = "") -> BadRequest:
     return BadRequest(f"{name} must be from {least} to {most}{note}.", param=name, code="out_of_range")
-
-

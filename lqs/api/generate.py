@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -19,7 +18,7 @@ from lqs.api.errors import error_body, send_error, send_json
 from lqs.api.live import Live
 from lqs.api.replies import NS_PER_MS, Reply, timings_of, usage_of
 from lqs.api.services import Services
-from lqs.api.watch import ClientLeft, ClientWatch
+from lqs.api.watch import ClientWatch
 from lqs.errors import EngineFailed, LqsError, RequestCancelled, RequestRefused, RequestTimedOut
 from lqs.request import FinishReason, PromptSource, Request
 from lqs.streaming.outlet import Outlet
@@ -106,9 +105,8 @@ class Generator:
         await watch.send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             await self._events(job, outlet, watch)
-        except Exception as error:
-            if not isinstance(error, ClientLeft):
-                await _send_last(watch, error_frame(error_body(EngineFailed("The answer could not be made."))))
+        except Exception:
+            await _send_last(watch, error_frame(error_body(EngineFailed("The answer could not be made."))))
             raise
 
     async def _events(self, job: Job, outlet: Outlet, watch: ClientWatch) -> None:
@@ -182,5 +180,3 @@ async def _send_more(watch: ClientWatch, body: bytes) -> None:
 
 async def _send_last(watch: ClientWatch, body: bytes) -> None:
     await watch.send({"type": "http.response.body", "body": body})
-
-

@@ -10,8 +10,8 @@ from starlette.types import Receive, Scope
 from lqs.api.fields import check_unsupported, check_waiting, max_tokens_of
 from lqs.api.middleware.auth import tenant_of
 from lqs.api.middleware.trace import trace_of
-from lqs.api.wire import ChatBody, CompletionBody
 from lqs.api.watch import ClientLeft
+from lqs.api.wire import ChatBody, CompletionBody
 from lqs.errors import NotFound
 from lqs.request import Request, Sampling
 

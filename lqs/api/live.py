@@ -39,9 +39,6 @@ class Live:
         """Return the request of that id, if it is this key's."""
         return self._entries.get(_key(tenant, request_id))
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
 
 def _key(tenant: Tenant, request_id: str) -> tuple[str, str]:
     return tenant.name, request_id

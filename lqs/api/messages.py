@@ -55,11 +55,9 @@ def variables_of(body: ChatBody) -> dict[str, Any]:
 
 
 def num_text_bytes_min(messages: list[dict[str, Any]]) -> int:
-    """Count the UTF-8 bytes that every template shows: all but white space and earlier answers."""
+    """Count the UTF-8 bytes that every template shows: what users said, but for white space around it."""
     return sum(
-        len(message["content"].strip().encode(errors="replace"))
-        for message in messages
-        if message["role"] in ("user", "system")
+        len(message["content"].strip().encode(errors="replace")) for message in messages if message["role"] == "user"
     )
 
 

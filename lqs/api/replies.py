@@ -29,9 +29,7 @@ def chat_reply(head: dict[str, Any], text: str, logprobs: bytes | None, finish_r
     return head | {"object": "chat.completion", "choices": [choice]}
 
 
-def completion_reply(
-    head: dict[str, Any], text: str, logprobs: bytes | None, finish_reason: str
-) -> dict[str, Any]:
+def completion_reply(head: dict[str, Any], text: str, logprobs: bytes | None, finish_reason: str) -> dict[str, Any]:
     """Build a text completion; the same arguments."""
     choice = {
         "index": 0,

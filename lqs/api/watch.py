@@ -50,8 +50,8 @@ class ClientWatch:
         self._listener.cancel()
         if self._error is None:
             return
-        if kind is None:
-            # The answer was complete before the cancellation came; it is still to come.
+        if kind is not asyncio.CancelledError:
+            # The answer came to its own end first; the cancellation is still on its way.
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
         # Our own cancellation ends here; one from outside goes on.

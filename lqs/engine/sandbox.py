@@ -21,17 +21,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
-from jinja2.ext import Extension, LoopControlExtension
+from jinja2.ext import LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
 
+from lqs.engine import meter
 from lqs.engine.allowance import (
     NUM_CHARS_MAX,
     RENDER_S_MAX,
@@ -48,15 +48,13 @@ from lqs.engine.allowance import (
 )
 
 _FILTERS = (
-    "abs attr capitalize count d default dictsort e escape first float forceescape groupby indent int items "
-    "last length list lower map max min reject rejectattr reverse safe select selectattr sort title trim "
-    "unique upper wordcount"
-).split()
+    "abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "forceescape",
+    "groupby", "indent", "int", "items", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr",
+    "reverse", "safe", "select", "selectattr", "sort", "title", "trim", "unique", "upper", "wordcount",
+)  # fmt: skip
 # Methods of str whose result no argument bounds.
 _REFUSED_METHODS = {"expandtabs", "translate"}
 _PADDING_METHODS = {"center", "ljust", "rjust", "zfill"}
-# The meters' names as filters. No template can write them: they are not identifiers.
-_EACH, _BUILT, _CONCAT = "each item", "built value", "joined text"
 
 
 class SandboxEnvironment(ImmutableSandboxedEnvironment):
@@ -73,22 +71,22 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
             lstrip_blocks=True,
             optimized=False,
             cache_size=0,
-            extensions=[LoopControlExtension, _GenerationTag],
+            extensions=[LoopControlExtension, meter.GenerationTag],
             finalize=self._put_out,
         )
         self._clock = clock
         self._render_s_max = render_s_max
         self._local = threading.local()
-        self.tests = {name: self._metered(test) for name, test in self.tests.items()}
+        self.tests = {name: self._metered(cast(Any, test)) for name, test in self.tests.items()}
         self.filters = {name: self._metered(self.filters[name]) for name in _FILTERS} | {
             "indent": self._metered(_bounded_indent(self.filters["indent"])),
             "join": self._metered(self._join),
             "replace": self._metered(self._replace),
             "string": self._metered(str),
             "tojson": self._metered(self._to_json),
-            _EACH: self._each,
-            _BUILT: self._weighed,
-            _CONCAT: self._concat,
+            meter.EACH: self._each,
+            meter.BUILT: self._weighed,
+            meter.CONCAT: self._concat,
         }
         self.globals = {
             "range": bounded_range,
@@ -110,7 +108,7 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
     # What Jinja calls while it compiles and renders.
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree: nodes.Template = _Meter().visit(Parser(self, source, name, filename).parse())
+        tree: nodes.Template = meter.Meter().visit(Parser(self, source, name, filename).parse())
         tree.set_environment(self)
         return tree
 
@@ -125,7 +123,7 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
         self._allowance().spend()
         return self._weighed(super().call_binop(context, operator, left, right))
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Make the call a step; weigh what comes back, and first what goes into a string's method."""
         __self._allowance().spend()
         if __obj is Namespace:
@@ -150,7 +148,7 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
 
         return bounded
 
-    def concat(self, parts: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(self, parts: Iterable[str]) -> str:
         """Join what a template, a block or a macro put out, measured as it comes."""
         pieces = []
         num_chars = 0
@@ -220,9 +218,7 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
         """Turn a value into JSON as chat templates expect it: without HTML escapes."""
         check_width(indent)
         separators = tuple(separators) if separators else None  # type: ignore[assignment]
-        encoder = json.JSONEncoder(
-            ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-        )
+        encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
         return self.concat(encoder.iterencode(value))
 
     def _string_arguments(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -249,47 +245,6 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
             return self._weighed(function(*args, **kwargs))
 
         return metered
-
-
-class _Meter(NodeTransformer):
-    """Puts a meter around every loop, literal collection, slice, comparison and `~` of a template."""
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        self.generic_visit(node)
-        node.iter = _wrap(_EACH, node.iter)
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        return _wrap(_CONCAT, nodes.List(node.nodes, lineno=node.lineno))
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
-        # A tuple on the left of an assignment is a list of names, not a value.
-        return self._value(node) if node.ctx == "load" else node
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
-        self.generic_visit(node)
-        return _wrap(_BUILT, node) if isinstance(node.arg, nodes.Slice) else node
-
-    def _value(self, node: nodes.Expr) -> nodes.Node:
-        self.generic_visit(node)
-        return _wrap(_BUILT, node)
-
-    visit_List = visit_Dict = visit_Compare = _value  # noqa: N815
-
-
-class _GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}` marks answers for training; a render passes it through."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _wrap(name: str, node: nodes.Expr) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
 def _bounded_indent(indent: Callable[..., str]) -> Callable[..., str]:

@@ -105,7 +105,9 @@ class ChatTemplate:
         except TemplateRaised as refusal:
             reason = _one_line(guard.restore(str(refusal)))
             raise BadRequest(
-                f"The model's chat template refuses the conversation: {reason}", param="messages", code="template_refused"
+                f"The model's chat template refuses the conversation: {reason}",
+                param="messages",
+                code="template_refused",
             ) from None
         except TemplateLimitError as limit:
             raise BadRequest(

@@ -39,9 +39,7 @@ class Outlet:
     Owner: the event loop.
     """
 
-    def __init__(
-        self, request: Request, *, valve: Valve | None = None, num_bytes_max: int = PENDING_BYTES_MAX
-    ) -> None:
+    def __init__(self, request: Request, *, valve: Valve | None = None, num_bytes_max: int = PENDING_BYTES_MAX) -> None:
         self._request = request
         self._valve = valve
         self._num_bytes_max = num_bytes_max

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import msgspec
+from msgspec.json import encode
 
 from lqs.streaming.logprobs import chat_logprobs, completion_logprobs
 from lqs.streaming.outlet import Piece
 
 DONE = b"data: [DONE]\n\n"
-
-_encode = msgspec.json.encode
 
 
 class Frames(Protocol):
@@ -34,15 +32,15 @@ class _Chunks:
     """What both shapes have in common: the head of each chunk, encoded once."""
 
     def __init__(self, id: str, kind: str, created_s: int, model: str) -> None:
-        head = _encode({"id": id, "object": kind, "created": created_s, "model": model})
+        head = encode({"id": id, "object": kind, "created": created_s, "model": model})
         self._head = b"data: " + head[:-1]
 
     def usage(self, usage: dict[str, Any]) -> bytes:
         """The chunk that says how many tokens it was; it has no choice."""
-        return self._head + b',"choices":[],"usage":' + _encode(usage) + b"}\n\n"
+        return self._head + b',"choices":[],"usage":' + encode(usage) + b"}\n\n"
 
     def _last(self, choice: dict[str, Any], timings: dict[str, float]) -> bytes:
-        return self._head + b',"choices":[' + _encode(choice) + b'],"timings":' + _encode(timings) + b"}\n\n"
+        return self._head + b',"choices":[' + encode(choice) + b'],"timings":' + encode(timings) + b"}\n\n"
 
 
 class ChatFrames(_Chunks):
@@ -56,15 +54,13 @@ class ChatFrames(_Chunks):
     def first(self) -> bytes:
         """The chunk that says who speaks."""
         delta = b'{"role":"assistant","content":""}'
-        return (
-            self._head + b',"choices":[{"index":0,"delta":' + delta + b',"logprobs":null,"finish_reason":null}]}\n\n'
-        )
+        return self._head + b',"choices":[{"index":0,"delta":' + delta + b',"logprobs":null,"finish_reason":null}]}\n\n'
 
     def text(self, piece: Piece) -> bytes:
         """The chunk with new text."""
         if not piece.logprobs:
             return self._before + escape(piece.text) + self._after
-        logprobs = _encode(chat_logprobs(piece.logprobs))
+        logprobs = encode(chat_logprobs(piece.logprobs))
         return self._before + escape(piece.text) + b'},"logprobs":' + logprobs + b',"finish_reason":null}]}\n\n'
 
     def last(self, finish_reason: str, timings: dict[str, float]) -> bytes:
@@ -90,9 +86,7 @@ class CompletionFrames(_Chunks):
         if not piece.logprobs:
             return self._before + escape(piece.text) + self._after
         shape, self._num_chars = completion_logprobs(piece.logprobs, self._num_chars)
-        return (
-            self._before + escape(piece.text) + b',"logprobs":' + _encode(shape) + b',"finish_reason":null}]}\n\n'
-        )
+        return self._before + escape(piece.text) + b',"logprobs":' + encode(shape) + b',"finish_reason":null}]}\n\n'
 
     def last(self, finish_reason: str, timings: dict[str, float]) -> bytes:
         """The chunk that says why it ends."""
@@ -101,7 +95,7 @@ class CompletionFrames(_Chunks):
 
 def escape(text: bytes) -> bytes:
     """Return UTF-8 text as a JSON string."""
-    return _encode(text.decode(errors="replace"))
+    return encode(text.decode(errors="replace"))
 
 
 def error_frame(body: bytes) -> bytes:

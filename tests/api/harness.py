@@ -77,12 +77,11 @@ class House:
         *,
         template: str | None = CHATML,
         template_error: str | None = None,
-        keys: dict[str, bool] | None = None,
+        keys: Sequence[str] | None = None,
         tmp_path: Any = None,
         n_ctx: int = 4096,
         slots: int = 1,
         add_bos: bool = False,
-        cors_origins: Sequence[str] = (),
         **sections: dict[str, Any],
     ) -> None:
         if keys is not None:
@@ -112,20 +111,23 @@ class House:
         )  # fmt: skip
         observer.target = self.metrics
         self.slot = scheduler.add_device_slot(model=0, kv_tokens=100_000, num_sequences=slots)
-        self.app = create_app(
-            Services(
-                config=self.config, gate=self.gate, desk=self.desk, keys=self.ring, models=self.models,
-                metrics=self.metrics, log=log,
-            ),
-            cors_origins=cors_origins,
-        )  # fmt: skip
+        services = Services(
+            config=self.config,
+            gate=self.gate,
+            desk=self.desk,
+            keys=self.ring,
+            models=self.models,
+            metrics=self.metrics,
+            log=log,
+        )
+        self.app = create_app(services, cors_origins=self.config.server.cors_origins)
         self.started: list[int] = []  # Taken by the worker, not yet looked at by the test.
 
-    def _key_file(self, tmp_path: Any, keys: dict[str, bool]) -> str:
+    def _key_file(self, tmp_path: Any, keys: Sequence[str]) -> str:
         path = tmp_path / "keys"
         lines = [
-            json.dumps({"name": f"name-{key}", "sha256": hashlib.sha256(key.encode()).hexdigest(), "tier": "normal"})
-            for key in keys
+            json.dumps({"name": f"tenant{n}", "sha256": hashlib.sha256(key.encode()).hexdigest(), "tier": "normal"})
+            for n, key in enumerate(keys)
         ]
         path.write_text("".join(line + "\n" for line in lines))
         path.chmod(0o600)
@@ -262,7 +264,8 @@ class Call:
     @property
     def error(self) -> dict[str, Any]:
         """The error, its shape checked."""
-        assert self.status is not None and self.status >= 400
+        assert self.status is not None
+        assert self.status >= 400
         error: dict[str, Any] = self.json["error"]
         assert set(error) == {"message", "type", "param", "code"}
         assert self.headers["x-request-id"]
@@ -288,7 +291,7 @@ def _refuse_constant(name: str) -> None:
 async def until(condition: Callable[[], bool]) -> None:
     """Let others run until the condition holds."""
     async with asyncio.timeout(10):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 What it waits for is made by the test itself.
             await asyncio.sleep(0)
 
 

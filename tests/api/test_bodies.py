@@ -106,8 +106,11 @@ def test_what_is_not_json_in_utf8_is_refused_without_an_echo(raw):
     async def run():
         house = House()
         call = await house.ask("POST", CHAT, raw)
-        assert call.status == 400 and call.error["message"]
-        assert b"111111" not in call.body and b"\\u4f60" not in call.body and len(call.body) < 400
+        assert call.status == 400
+        assert call.error["message"]
+        assert b"111111" not in call.body
+        assert b"\\u4f60" not in call.body
+        assert len(call.body) < 400
         assert await house.is_well()
 
     run()
@@ -147,7 +150,8 @@ async def test_a_body_over_the_limit_ends_as_soon_as_it_is():
     assert told.headers["connection"] == "close"
     endless = house.call("POST", CHAT, None, chunks=[b"x" * 1024] * 100, complete=False)
     await endless.done()
-    assert endless.status == 413 and endless.num_received == 3 * 1024
+    assert endless.status == 413
+    assert endless.num_received == 3 * 1024
     padded = json.dumps(HI).encode().ljust(2048)
     exact = await house.serve(house.call("POST", CHAT, padded, headers=[(b"content-length", b"02048")]), "x")
     assert exact.status == 200
@@ -157,7 +161,7 @@ async def test_a_body_over_the_limit_ends_as_soon_as_it_is():
 @driven
 async def test_the_key_is_checked_before_the_body(tmp_path):
     """B21 with a wrong key: 401, and not a byte of the body is read."""
-    house = House(keys={"right": False}, tmp_path=tmp_path, server={"body_bytes_max": 2048})
+    house = House(keys=["right"], tmp_path=tmp_path, server={"body_bytes_max": 2048})
     for chunks, headers in [([b"x" * 4096], []), ([b""], [(b"content-length", b"10000000000")])]:
         call = house.call("POST", CHAT, None, key="wrong", chunks=chunks, complete=False, headers=headers)
         await call.done()
@@ -190,7 +194,8 @@ def test_only_json_is_taken(content_type, status):
     @driven
     async def run():
         call = await House().ask("POST", CHAT, b"{", headers=[(b"content-type", content_type)])
-        assert call.status == status and call.error
+        assert call.status == status
+        assert call.error
 
     run()
 
@@ -340,7 +345,8 @@ async def test_prompt_and_answer_share_the_context_by_rule():
         else:
             error = await refused(house, body, COMPLETIONS)
             assert error["code"] == "context_length_exceeded"
-            assert "64" in error["message"] and str(num_prompt) in error["message"]
+            assert "64" in error["message"]
+            assert str(num_prompt) in error["message"]
 
 
 PROMPTS = [

@@ -26,5 +26,6 @@ async def test_a_stream_begins_with_the_role_and_ends_with_done():
     assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert call.text == "ab"
     assert events[-2]["choices"][0]["finish_reason"] == "stop"
-    assert events[-1] == "[DONE]" and events.count("[DONE]") == 1
+    assert events[-1] == "[DONE]"
+    assert events.count("[DONE]") == 1
     assert call.body.endswith(b"data: [DONE]\n\n")

@@ -13,7 +13,8 @@ KEY = "secret"
 
 def guarded(tmp_path, **options):
     """Every middleware the product ships is on: auth, metrics, CORS, access log."""
-    house = House(keys={KEY: False}, tmp_path=tmp_path, cors_origins=["*"], **options)
+    server = {"cors_origins": ["*"]} | options.pop("server", {})
+    house = House(keys=[KEY], tmp_path=tmp_path, server=server, **options)
     house.any_key = KEY
     return house
 
@@ -88,9 +89,11 @@ def test_clients_that_leave_the_queue_are_never_started(tmp_path, stream):
         await until(lambda: house.turn() or house.desk.scheduler.num_waiting(2) == 4)
         house.finish(running)
         await a.done()
-        for other in others:
-            await house.serve(other, "e")
-            assert other.status == 200
+        for _ in others:
+            # The pool may have finished their prompts in any order.
+            (handle,) = await house.starts()
+            house.finish(handle)
+        assert [(await other.done()).status for other in others] == [200] * 4
 
     run()
 
@@ -155,7 +158,7 @@ async def test_a_cancellation_from_outside_goes_on_and_cancels_the_request(tmp_p
 
 @driven
 async def test_the_owner_sees_its_request_and_cancels_it(tmp_path):
-    house = House(keys={KEY: False, "other": False}, tmp_path=tmp_path)
+    house = House(keys=[KEY, "other"], tmp_path=tmp_path)
     house.any_key = KEY
     first = call(house)
     (running,) = await house.starts()
@@ -226,7 +229,8 @@ async def test_the_bound_holds_for_six_at_once():
     for other in others:
         if other.status == 429:
             assert other.error["code"] == other.headers["x-lqs-reason"] == "queue_full"
-            assert int(other.headers["retry-after"]) >= 1 and int(other.headers["retry-after-ms"]) >= 1000
+            assert int(other.headers["retry-after"]) >= 1
+            assert int(other.headers["retry-after-ms"]) >= 1000
     house.finish(running)
     await first.done()
     (waiting,) = [other for other in others if other.status is None]
@@ -249,5 +253,3 @@ async def test_the_bound_holds_while_prompts_are_made_and_the_model_loads():
     refused = await house.ask("POST", CHAT, HI)
     assert (refused.status, refused.error["code"]) == (503, "model_loading")
     assert (await house.ask("POST", "/v1/completions", {"prompt": "a"})).error["code"] == "model_loading"
-
-

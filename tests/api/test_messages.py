@@ -33,7 +33,8 @@ async def test_a_null_content_beside_tool_calls_renders_as_nothing():
     for messages in (HISTORY, missing):
         prompt = await prompt_of(house, messages)
         assert "<|im_start|>assistant\n<|im_end|>" in prompt
-        assert "None" not in prompt and "null" not in prompt
+        assert "None" not in prompt
+        assert "null" not in prompt
         assert (await house.serve(house.call("POST", CHAT, {"messages": messages}), "x")).status == 200
 
 
@@ -171,9 +172,13 @@ async def test_the_clients_own_variables_reach_the_template_and_replace_nothing(
         assert (call.status, call.error["param"]) == (400, "chat_template_kwargs")
 
 
-PICKY = """{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
-{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate \x1b[31m' ~ 'x'*900) }}{% endif %}
-{{ m.content }}{% endfor %}"""
+PICKY = (
+    "{% for m in messages %}"
+    "{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate \x1b[31m' ~ 'x' * 900) }}{% endif %}"
+    "{{ m.content }}{% endfor %}"
+)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +195,8 @@ def test_a_template_that_refuses_is_the_clients_error(roles):
         call = await house.ask("POST", CHAT, {"messages": messages})
         assert (call.status, call.error["code"]) == (400, "template_refused")
         assert "not supported" in call.error["message"] or "alternate" in call.error["message"]
-        assert len(call.error["message"]) < 400 and "\x1b" not in call.error["message"]
+        assert len(call.error["message"]) < 400
+        assert "\x1b" not in call.error["message"]
         assert await house.is_well()
 
     run()

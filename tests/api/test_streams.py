@@ -54,9 +54,12 @@ async def test_an_engine_that_fails_mid_stream_ends_in_one_error_frame():
     house.finish(handle, 5, error_code=-3)
     await call.done()
     *chunks, last = call.events
-    assert set(last) == {"error"} and last["error"]["code"] == "engine_error"
+    assert set(last) == {"error"}
+    assert last["error"]["code"] == "engine_error"
     assert all(c["finish_reason"] is None for chunk in chunks for c in chunk["choices"])
-    assert b"[DONE]" not in call.body and b"Traceback" not in call.body and b"/" not in last["error"]["message"].encode()
+    assert b"[DONE]" not in call.body
+    assert b"Traceback" not in call.body
+    assert b"/" not in last["error"]["message"].encode()
     assert call.is_complete
     assert house.desk.num_inside == 0
     assert await house.is_well()
@@ -71,7 +74,9 @@ async def test_a_stream_that_fails_before_its_first_text_is_still_a_status():
     assert call.body.count(b'"error"') == 1
 
 
-@pytest.mark.parametrize(("finish", "status", "code"), [(4, 504, "timeout"), (5, 500, "engine_error"), (6, 503, "no_device")])
+@pytest.mark.parametrize(
+    ("finish", "status", "code"), [(4, 504, "timeout"), (5, 500, "engine_error"), (6, 503, "no_device")]
+)
 def test_a_whole_answer_that_fails_is_a_status(finish, status, code):
     @driven
     async def run():

@@ -27,7 +27,7 @@ class AuthMiddleware:
         self._public = PUBLIC_PATHS | {"/metrics"} if is_metrics_open else PUBLIC_PATHS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in self._public:
+        if scope["path"] not in self._public:
             trace_of(scope).tenant = self._keys.find(_token(scope))
         await self._app(scope, receive, send)
 

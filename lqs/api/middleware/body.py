@@ -24,13 +24,11 @@ class BodyMiddleware:
         self._timeout_s = timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers = dict(scope["headers"])
-            self._check_length(headers.get(b"content-length"))
-            if scope["method"] == "POST":
-                _check_type(headers.get(b"content-type"))
-            receive = self._bounded(receive)
-        await self._app(scope, receive, send)
+        headers = dict(scope["headers"])
+        self._check_length(headers.get(b"content-length"))
+        if scope["method"] == "POST":
+            _check_type(headers.get(b"content-type"))
+        await self._app(scope, self._bounded(receive), send)
 
     def _check_length(self, length: bytes | None) -> None:
         """Refuse by the header alone. A length of more digits than the bound has is above it."""

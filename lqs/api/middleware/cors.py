@@ -39,15 +39,13 @@ class CorsMiddleware:
 
         async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = message | {"headers": [*message["headers"], *headers]}
+                message = {**message, "headers": [*message["headers"], *headers]}
             await send(message)
 
         await self._app(scope, receive, send_marked)
 
     def _allowed(self, scope: Scope) -> bytes | None:
         """Return the request's origin if it has one that may call."""
-        if scope["type"] != "http":
-            return None
         origin: bytes | None = dict(scope["headers"]).get(b"origin")
         is_allowed = origin in self._origins or b"*" in self._origins
         return origin if origin is not None and is_allowed else None

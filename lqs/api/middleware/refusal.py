@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lqs.api.errors import send_error
 from lqs.api.middleware.trace import trace_of
-from lqs.errors import LqsError, MethodNotAllowed, NotFound
+from lqs.errors import LqsError, MethodNotAllowed
 
 
 class RefusalMiddleware:
@@ -35,7 +35,5 @@ class RefusalMiddleware:
 
 
 def _of_router(error: HTTPException) -> LqsError:
-    """Return our form of what the router raises: it knows no path, or no such method on it."""
-    if error.status_code == 405:
-        return MethodNotAllowed("This path does not take that method.", headers=dict(error.headers or {}))
-    return NotFound("There is no such path.")
+    """Return our form of the one error that the router raises: it knows the path, not the method."""
+    return MethodNotAllowed("This path does not take that method.", headers=dict(error.headers or {}))

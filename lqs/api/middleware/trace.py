@@ -35,7 +35,7 @@ def trace_of(scope: Scope) -> Trace:
 
 
 class TraceMiddleware:
-    """The outermost layer.
+    """The outermost layer. What is not HTTP ends here.
 
     A client may name its request by `x-request-id` (letters, digits, `._-`, up to 64); any other
     value is replaced.
@@ -47,7 +47,6 @@ class TraceMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
             return
         began_s = time.monotonic()
         trace = scope["lqs.trace"] = Trace(_request_id(scope))
@@ -56,7 +55,7 @@ class TraceMiddleware:
         async def send_traced(message: Message) -> None:
             if message["type"] == "http.response.start":
                 trace.status = message["status"]
-                message = message | {"headers": [*message["headers"], header]}
+                message = {**message, "headers": [*message["headers"], header]}
             await send(message)
 
         try:
