@@ -163,7 +163,7 @@ class Metrics:
         return generate_latest(self._registry)
 
     def describe(self) -> Iterable[Metric]:
-        """No series are known before they are asked for; keeps the registry from collecting."""
+        """Keep the registry from collecting when this is registered."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -197,8 +197,7 @@ class Metrics:
         for name, doc, key in _LEVEL_COUNTERS:
             counts = {level: seen[key] for level, seen in zip(self._levels, levels, strict=True)}
             yield _labelled(name, doc, "level", counts)
-        is_ready = self._closed_reason() is None
-        yield GaugeMetricFamily("lqs_ready", "1 while requests are let in.", value=is_ready)
+        yield GaugeMetricFamily("lqs_ready", "1 while requests are let in.", value=self._closed_reason() is None)
 
     def _by_level(self, name: str, doc: str, levels: Iterable[Mapping[str, Any]], key: str) -> Metric:
         family = GaugeMetricFamily(name, doc, labels=["level"])
@@ -290,8 +289,8 @@ class Metrics:
         return family
 
     def _lost_families(self, core: Mapping[str, Any]) -> Iterator[Metric]:
-        lost = self._num_events_lost + core["num_broken"]
-        yield CounterMetricFamily("lqs_events_lost", "Events lost; expected 0.", value=lost)
+        yield CounterMetricFamily("lqs_events_lost", "Events lost; expected 0.", value=self._num_events_lost)
+        yield CounterMetricFamily("lqs_core_broken", "Broken rules of the core; expected 0.", value=core["num_broken"])
 
 
 def _labelled(name: str, doc: str, label: str, counts: Mapping[str, int]) -> Metric:
