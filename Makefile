@@ -65,7 +65,7 @@ fix: $(VENV)/.dev  ## mend style
 lint: $(VENV)/.dev  ## style and complexity
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
-	@$(VENV)/bin/cython-lint $(wildcard lqs/*.pyx lqs/*.pxd lqs/*/*.pxi)
+	@$(VENV)/bin/cython-lint $(wildcard lqs/*.pyx lqs/*.pxd lqs/*/*.pxi lqs/*/*.pxd)
 
 types: $(VENV)/.dev build  ## mypy strict, and the stubs beside the compiled modules
 	@$(PY) -m mypy
@@ -89,10 +89,9 @@ tsan: $(VENV)/.dev  ## data races in the core
 	@$(call sanitized,tsan,thread,$(call LIBRARY,libtsan.so))
 
 annotate: $(VENV)/.dev  ## where Python leaks into the compiled modules
-	@mkdir -p build/annotate
-	@$(PY) -m cython -3 --annotate lqs/_core.pyx -o build/annotate/_core.c
-	@$(PY) -m cython -3 --cplus --annotate lqs/_engine.pyx -o build/annotate/_engine.cpp
-	@echo "Open build/annotate/_core.html and _engine.html: no line in a nogil body may be yellow."
+	@LQS_ANNOTATE=1 $(PY) -W ignore setup.py -q --name > /dev/null
+	@ls build/annotate/cython/lqs/*.html
+	@echo "Open them in a browser: no line in a nogil body may be yellow."
 
 check: test lint types cover stress  ## all of it
 

@@ -6,6 +6,7 @@ LQS_EXTENSIONS=0          leave out the compiled modules, for an editable instal
 LQS_NATIVE=0              leave out -march=native, for a wheel that other machines will run
 LQS_DEBUG=1               bounds checks and asserts on, optimiser off
 LQS_COVERAGE=1            line tracing for coverage.py, generated C beside its source
+LQS_ANNOTATE=1            write an HTML page beside each generated file; what is yellow calls Python
 LQS_SANITIZE=address      AddressSanitizer and UndefinedBehaviorSanitizer
 LQS_SANITIZE=thread       ThreadSanitizer
 """
@@ -24,6 +25,7 @@ EXTENSIONS = os.environ.get("LQS_EXTENSIONS", "1") == "1"
 NATIVE = os.environ.get("LQS_NATIVE", "1") == "1"
 DEBUG = os.environ.get("LQS_DEBUG", "0") == "1"
 COVERAGE = os.environ.get("LQS_COVERAGE", "0") == "1"
+ANNOTATE = os.environ.get("LQS_ANNOTATE", "0") == "1"
 SANITIZE = os.environ.get("LQS_SANITIZE", "")
 
 SANITIZERS = {"": [], "address": ["-fsanitize=address,undefined"], "thread": ["-fsanitize=thread"]}
@@ -33,7 +35,9 @@ LLAMA_LIBRARIES = ("libllama.so.0", "libggml.so.0", "libggml-base.so.0")
 # A compiled module is built again when any of these is newer than it.
 HEADERS = sorted(name for kind in ("pxd", "pxi", "h", "hpp") for name in glob(f"lqs/**/*.{kind}", recursive=True))
 # One folder per kind of build, so that no kind takes another's objects for its own.
-BUILD_BASE = "build/" + ("-".join(filter(None, (SANITIZE, "debug" * DEBUG, "coverage" * COVERAGE))) or "release")
+BUILD_BASE = "build/" + (
+    "-".join(filter(None, (SANITIZE, "debug" * DEBUG, "coverage" * COVERAGE, "annotate" * ANNOTATE))) or "release"
+)
 
 
 def optimisation() -> list[str]:
@@ -106,6 +110,7 @@ def extensions() -> list[Extension]:
         # coverage.py reads the generated C and wants it beside its source.
         build_dir=None if COVERAGE else f"{BUILD_BASE}/cython",
         # Here and not in the files: what a file's first lines say could not be switched for a debug build.
+        annotate=ANNOTATE,
         compiler_directives={
             "language_level": 3,
             "linetrace": COVERAGE,

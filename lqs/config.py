@@ -31,6 +31,9 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     header_bytes_max: Annotated[
         int, _key("Request line and headers of one request.", "bytes", ge=1024, le=1_048_576)
     ] = 65_536
+    cors_origins: Annotated[
+        tuple[str, ...], _key("Origins whose pages may call it; * for any.", min_length=0, max_length=64)
+    ] = ()
     body_bytes_max: Annotated[int, _key("A larger body gets 413.", "bytes", ge=1024, le=1_073_741_824)] = 4_194_304
     body_depth_max: Annotated[int, _key("JSON nested deeper gets 400.", "levels", ge=4, le=512)] = 64
     body_timeout_s: Annotated[float, _key("A body that is not there by then gets 408.", "s", gt=0, le=3600)] = 30.0

@@ -20,12 +20,13 @@ from lqs.observe.log import Log
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """A socket on the configured address, not yet listening. Raises StartError."""
+    """A listening socket on the configured address. Raises StartError."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((config.host, config.port))
+        listening.listen(config.backlog)
     except OSError as error:
         listening.close()
         raise StartError(
@@ -89,6 +90,8 @@ class Connection(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._start_head_timer()
         super().on_message_begin()
+        # For a reader that stalls: closing would wait for its buffer for ever.
+        self.scope["extensions"] = {"lqs.abort": self.transport.abort}  # type: ignore[dict-item]
 
     def on_url(self, url: bytes) -> None:
         self._count_head(len(url))

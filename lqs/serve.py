@@ -23,7 +23,8 @@ import uvloop
 from lqs.admission.gate import Gate
 from lqs.admission.keys import KeyRing
 from lqs.admission.prompts import Prompts
-from lqs.api.app import Services, create_app
+from lqs.api.app import create_app
+from lqs.api.services import Services
 from lqs.config import Config
 from lqs.engine import library
 from lqs.engine.gguf import read_header
@@ -69,13 +70,17 @@ class Server:
         self._stop_wanted = asyncio.Event()
         self._http: HttpServer | None = None
         self.port = 0
+        self.is_listening = asyncio.Event()
         self.hung: list[str] = []
 
     async def run(self) -> int:
         """Serve until `stop` is called or a signal comes; the exit code."""
-        listening = bind(self._config.server)
+        server = self._config.server
+        listening = bind(server)
+        app = create_app(self._services, cors_origins=server.cors_origins)
         self.port = listening.getsockname()[1]
-        self._http = make_http(create_app(self._services), self._config.server, self._log, close_s=_LAST_WORDS_S)
+        self.is_listening.set()
+        self._http = make_http(app, server, self._log, close_s=_LAST_WORDS_S)
         http = asyncio.create_task(self._http.serve([listening]))
         watch = asyncio.create_task(self._watch())
         try:
@@ -120,12 +125,16 @@ class Server:
         """Load and start everything; False if the server was stopped meanwhile."""
         loading = asyncio.ensure_future(in_thread(self._models.load, "lqs-load"))
         stopping = asyncio.ensure_future(self._stop_wanted.wait())
-        await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
+        try:
+            await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            if not loading.done():
+                # Nothing can break off a native load; what it works on is left to its thread.
+                self.hung.append("lqs-load")
+                self._gate.drain(time.monotonic_ns())
         if not loading.done():
-            # Nothing can break off a native load; the process leaves without its thread.
-            self.hung.append("lqs-load")
-            self._gate.drain(time.monotonic_ns())
+            loading.cancel()
             return False
         loading.result()
         self._desk.start(asyncio.get_running_loop())
@@ -166,12 +175,16 @@ class Server:
         """Say in the log when a device slot stops working, and when it works again."""
         healthy: dict[str, bool] = {}
         while True:
-            for slot in self._models.slots:
-                is_healthy = slot.is_healthy(time.monotonic_ns(), self._config.engine.stall_s)
-                if healthy.get(slot.device, True) != is_healthy:
-                    self._log_health(slot.device, is_healthy, slot.worker.death)
-                healthy[slot.device] = is_healthy
+            self._look(healthy)
             await asyncio.sleep(_WATCH_INTERVAL_S)
+
+    def _look(self, healthy: dict[str, bool]) -> None:
+        """Compare the device slots' health with what it was, and keep it there."""
+        for slot in self._models.slots:
+            is_healthy = slot.is_healthy(time.monotonic_ns(), self._config.engine.stall_s)
+            if healthy.get(slot.device, True) != is_healthy:
+                self._log_health(slot.device, is_healthy, slot.worker.death)
+            healthy[slot.device] = is_healthy
 
     def _log_health(self, device: str, is_healthy: bool, death: str) -> None:
         if is_healthy:
@@ -196,7 +209,7 @@ def build(
     log = Log(config.log)
     library.start(verbose=config.log.level == "debug")
     scheduler = make_scheduler(config, keys.weights())
-    models = Models(config, path, library, scheduler)
+    models = Models(config, path, scheduler, make_model=library.Model, make_worker=library.make_worker)
     metrics = Metrics(
         config,
         model_name=models.names()[0],

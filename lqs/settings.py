@@ -92,7 +92,7 @@ def _bound(meta: Meta) -> str:
     """A key's bound in words: `> 0, <= 3600`."""
     named = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
     words = [f"{sign} {getattr(meta, name)}" for name, sign in named if getattr(meta, name) is not None]
-    if meta.min_length is not None:
+    if meta.max_length is not None:
         words.append(f"{meta.min_length} to {meta.max_length} entries")
     if meta.pattern is not None:
         words.append(f"matches {meta.pattern}")
@@ -192,6 +192,10 @@ def _check_together(config: Config) -> None:
         (
             queue.short_tokens_max <= queue.long_tokens_min,
             "queue.short_tokens_max: must not be above queue.long_tokens_min.",
+        ),
+        (
+            engine.out_buffer_bytes & (engine.out_buffer_bytes - 1) == 0,
+            "engine.out_buffer_bytes: must be a power of two.",
         ),
         # A step must have room for one token of every running sequence.
         (engine.n_batch >= engine.parallel, "engine.n_batch: must be at least engine.parallel."),

@@ -115,6 +115,9 @@ def is_declaration(node: ast.stmt) -> bool:
             return True
         case ast.Expr(value=ast.Constant()):
             return True
+        case ast.Assign(targets=[ast.Name()], value=ast.Name() | ast.Attribute()):
+            # Another name for something.
+            return True
         case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
             return name.lstrip("_")[:1].isupper() or name == "__all__"
         case ast.Assign(targets=[ast.Tuple(elts=names)]):

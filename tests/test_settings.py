@@ -139,7 +139,14 @@ def test_the_defaults_listed_are_those_in_force() -> None:
 
 @pytest.mark.parametrize(
     ("host", "is_local"),
-    [("127.0.0.1", True), ("127.8.9.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("lqs.example", False)],
+    [
+        ("127.0.0.1", True),
+        ("127.8.9.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("lqs.example", False),
+    ],
 )
 def test_only_this_machine_is_loopback(host: str, is_local: bool) -> None:
     assert is_loopback(host) is is_local

@@ -69,8 +69,11 @@ class Gate:
             if self._is_shut:
                 raise self._draining(request, time.monotonic_ns())
             self._desk.submit(request, work, sink, model=served.index)
+        except asyncio.CancelledError:
+            self._desk.abandon(request)
+            raise
         except BaseException:
-            self.leave(request)
+            self._desk.leave(request)
             raise
 
     def enter(self, request: Request, now_ns: int) -> Served:
@@ -86,10 +89,6 @@ class Gate:
                 self._desk.retry_after_s(request.level, now_ns),
             )
         return served
-
-    def leave(self, request: Request) -> None:
-        """Give an unused place back; nothing happens if the core already has it."""
-        self._desk.leave(request)
 
     def drain(self, now_ns: int) -> None:
         """Let nobody in any more; `now_ns` starts the time that clients are told to wait."""

@@ -104,7 +104,7 @@ class Model:
     def grammar(self, gbnf: str) -> _engine.Grammar:
         """A grammar for this vocabulary. Raises BadRequest with what is wrong."""
         try:
-            return _engine.parse_grammar(self.native, gbnf)
+            return _engine.Grammar(self.native, gbnf)
         except _engine.GrammarError as error:
             raise BadRequest(f"grammar: {error}.", param="grammar") from None
 

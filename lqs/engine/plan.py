@@ -14,6 +14,7 @@ from lqs.config import Config
 from lqs.engine.gguf import Header, read_header
 from lqs.errors import ConfigError
 
+_CGROUP = Path("/sys/fs/cgroup")
 _MB = 1_000_000
 _F16_BYTES = 2
 # A default for all: that many whole contexts of the model, but not beyond this many tokens.
@@ -42,6 +43,11 @@ class Plan:
     kv_tokens: int
     request_tokens_max: int
     n_ctx_train: int
+
+    @property
+    def num_cells(self) -> int:
+        """KV cells of a device slot as llama.cpp makes them: rounded up."""
+        return -(-self.kv_tokens // _PAD_TOKENS) * _PAD_TOKENS
 
     @property
     def kv_bytes(self) -> int:
@@ -91,7 +97,7 @@ def probe_machine() -> Machine:
 
 def _memory_free_bytes() -> int:
     free = [_meminfo_available(Path("/proc/meminfo").read_text())]
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
     if limit.exists() and (text := limit.read_text().strip()) != "max":
         free.append(int(text) - int(used.read_text()))
     return max(min(free), 0)
@@ -130,7 +136,7 @@ def _auto_tokens(
     """As many cells as are useful and fit beside the weights and the margin; at least one pad."""
     left = machine.memory_free_bytes - header.size_bytes - config.engine.kv_margin_mb * _MB
     fitting = left // max(kv_bytes_per_token * num_devices, 1)
-    useful = min(max(_AUTO_CONTEXTS * n_ctx_train, n_ctx_train), max(_AUTO_TOKENS_MAX, n_ctx_train))
+    useful = min(_AUTO_CONTEXTS * n_ctx_train, max(_AUTO_TOKENS_MAX, n_ctx_train))
     tokens = min(fitting, useful)
     if tokens < _PAD_TOKENS:
         raise ConfigError(

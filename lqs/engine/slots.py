@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -42,13 +42,6 @@ class Worker(Protocol):
     def stop(self) -> None: ...
     def close(self) -> None: ...
     def snapshot(self) -> dict[str, Any]: ...
-
-
-class Library(Protocol):
-    """What is needed of `lqs.engine.library`; tests bring their own."""
-
-    def Model(self, path: Path) -> Model: ...
-    def make_worker(self, scheduler: Scheduler, slot: int, model: Model, **settings: Any) -> Worker: ...
 
 
 @dataclass(slots=True)
@@ -180,16 +173,26 @@ class Served:
 class Models:
     """All that is served; one model for now.
 
+    `make_model` and `make_worker` are the library's; tests bring their own.
+
     Owner: the event loop, but for `load`, which a thread of its own runs.
     """
 
-    def __init__(self, config: Config, path: Path, library: Library, scheduler: Scheduler) -> None:
+    def __init__(
+        self,
+        config: Config,
+        path: Path,
+        scheduler: Scheduler,
+        *,
+        make_model: Callable[[Path], Model],
+        make_worker: Callable[..., Worker],
+    ) -> None:
         self._config = config
         self._path = path
-        self._library = library
         self._scheduler = scheduler
+        self._make_worker = make_worker
         name = config.model.name or path.name.removesuffix(".gguf")
-        self._served = {name: Served(config, name, 0, library.Model(path))}
+        self._served = {name: Served(config, name, 0, make_model(path))}
 
     @property
     def is_loading(self) -> bool:
@@ -256,13 +259,14 @@ class Models:
         number = self._scheduler.add_device_slot(
             model=served.index, kv_tokens=plan.kv_tokens, num_sequences=engine.parallel
         )
-        worker = self._library.make_worker(
+        worker = self._make_worker(
             self._scheduler,
             number,
             served._model,
             n_ctx=plan.kv_tokens,
             n_seq=engine.parallel,
-            n_batch=engine.n_batch,
+            # llama.cpp takes no step that is larger than its context.
+            n_batch=min(engine.n_batch, plan.num_cells),
             threads=plan.threads,
             kv_unified=engine.kv_unified,
             prefix_cache=engine.prefix_cache,

@@ -8,7 +8,6 @@ engine: the core and the workers publish counters, and rendering reads them.
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ from prometheus_client.core import (
 )
 
 from lqs.config import Config
+from lqs.observe.histogram import Histogram
 from lqs.request import NS_PER_S, FinishReason, Outcome, Request
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -46,38 +46,27 @@ _REASON_LABELS = {
     FinishReason.DEVICE: "error",
 }
 
+# (name, doc, the core's name) of what it counts by class.
+_LEVEL_COUNTERS = (
+    ("lqs_queue_entered", "Requests that came to wait.", "num_enqueued"),
+    ("lqs_queue_started", "Requests that left for a device slot.", "num_started"),
+    ("lqs_queue_expired", "Requests that waited too long.", "num_expired"),
+    ("lqs_queue_cancelled", "Requests cancelled while they waited.", "num_cancelled"),
+    ("lqs_queue_no_device", "Requests that no device slot was left for.", "num_no_device"),
+    ("lqs_queue_promotions", "Classes gained by waiting.", "num_promoted"),
+    ("lqs_queue_aged_starts", "Starts owed to waiting.", "num_aged_starts"),
+)
+# (name, doc, the worker's name) of what it counts.
+_DEVICE_COUNTERS = (
+    ("lqs_device_steps", "Steps made.", "num_steps"),
+    ("lqs_device_prefill_tokens", "Prompt tokens computed.", "prefill_tokens"),
+    ("lqs_device_generated_tokens", "Tokens made.", "generated_tokens"),
+    ("lqs_device_failed_decodes", "Decodes that failed.", "num_failed_decodes"),
+    ("lqs_device_kv_failures", "Decodes without room in the KV cache; expected 0.", "num_kv_failures"),
+    ("lqs_device_cache_evictions", "Finished sequences that gave up their cells.", "num_cache_evictions"),
+)
+
 Snapshot = Callable[[], Mapping[str, Any]]
-
-
-class Histogram:
-    """Counts of values up to each bound, and their sum."""
-
-    __slots__ = ("_bounds", "_counts", "_sum")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float, count: int = 1) -> None:
-        """Add `count` times the value."""
-        self._counts[bisect_left(self._bounds, value)] += count
-        self._sum += value * count
-
-    @property
-    def count(self) -> int:
-        """How many values there were."""
-        return sum(self._counts)
-
-    def family(self, name: str, doc: str, labels: Mapping[str, str]) -> HistogramMetricFamily:
-        """Itself in Prometheus' form: buckets add up."""
-        total, buckets = 0, []
-        for bound, count in zip((*map(float, self._bounds), None), self._counts, strict=True):
-            total += count
-            buckets.append(("+Inf" if bound is None else str(bound), total))
-        family = HistogramMetricFamily(name, doc, labels=list(labels))
-        family.add_metric(list(labels.values()), buckets, self._sum)
-        return family
 
 
 class Metrics:
@@ -112,7 +101,6 @@ class Metrics:
         self._num_events_lost = 0
         self._finished = dict.fromkeys(_REASON_LABELS.values(), 0)
         self._refused: dict[str, int] = {}
-        self._ended = {"expired": 0, "cancelled": 0, "no_device": 0}
         self._ttft = Histogram(_SECONDS)
         self._inter_token = Histogram(_TOKEN_SECONDS)
         self._e2e = Histogram(_SECONDS)
@@ -155,8 +143,12 @@ class Metrics:
         self._phases(outcome)
 
     def ended(self, request: Request, reason: str) -> None:
-        """A request left the queue and never ran."""
-        self._ended[reason] += 1
+        """A request never ran: refused for its `reason`, or cancelled by its client if it has none."""
+        self._last_output_ns.pop(request.id, None)
+        if request.reason is None:
+            self._finished["abort"] += 1
+        else:
+            self.count_refusal(request.reason)
 
     def event_lost(self, request: Request, error: Exception) -> None:
         """A receiver failed; expected never."""
@@ -171,15 +163,15 @@ class Metrics:
         return generate_latest(self._registry)
 
     def describe(self) -> Iterable[Metric]:
-        """No series are known before they are asked for; keeps the registry from collecting."""
+        """Keep the registry from collecting when this is registered."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
         """All families. Called by the registry."""
         core, workers = self._core(), self._workers()
         yield from self._queue_families(core)
-        yield from self._device_families(workers)
-        yield from self._counters(core)
+        yield from self._device_families(core, workers)
+        yield from self._counters()
         yield from self._histograms()
         yield from self._lost_families(core)
 
@@ -190,49 +182,68 @@ class Metrics:
             self._decode.observe((outcome.finished_ns - outcome.first_token_ns) / NS_PER_S)
 
     def _queue_families(self, core: Mapping[str, Any]) -> Iterator[Metric]:
-        waiting = core["num_waiting"]
-        gauge = self._gauge
-        yield gauge("vllm:num_requests_running", "Requests that run.", core["num_running"])
-        yield gauge("vllm:num_requests_waiting", "Requests that wait.", sum(waiting))
-        by_level = GaugeMetricFamily("lqs_queue_depth", "Waiting, by class.", labels=["level"])
-        places = GaugeMetricFamily("lqs_queue_cap", "Places, by class.", labels=["level"])
-        for name, depth, cap in zip(self._levels, waiting, self._config.level_caps, strict=True):
-            by_level.add_metric([name], depth)
-            places.add_metric([name], cap)
-        yield by_level
-        yield places
-        total = self._config.queue.total
-        yield GaugeMetricFamily("lqs_queue_total_cap", "Places, all classes.", value=total)
-        is_ready = self._closed_reason() is None
-        yield GaugeMetricFamily("lqs_ready", "1 while requests are let in.", value=is_ready)
+        levels = core["levels"]
+        num_waiting = sum(level["num_waiting"] for level in levels)
+        yield self._gauge("vllm:num_requests_running", "Requests that run.", core["num_running"])
+        yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", num_waiting)
+        yield self._by_level("lqs_queue_depth", "Waiting, by class.", levels, "num_waiting")
+        yield self._by_level("lqs_queue_places_taken", "Places taken, by class.", levels, "num_entered")
+        caps = [{"cap": cap} for cap in self._config.level_caps]
+        yield self._by_level("lqs_queue_places", "Places, by class.", caps, "cap")
+        yield GaugeMetricFamily("lqs_queue_total_places", "Places, all classes.", value=self._config.queue.total)
+        yield GaugeMetricFamily("lqs_queue_total_places_taken", "Places taken.", value=core["num_entered"])
+        yield self._oldest(levels)
+        yield self._by_level("lqs_queue_drain_rate", "Starts per second while it had a queue.", levels, "drain_rate")
+        for name, doc, key in _LEVEL_COUNTERS:
+            counts = {level: seen[key] for level, seen in zip(self._levels, levels, strict=True)}
+            yield _labelled(name, doc, "level", counts)
+        yield GaugeMetricFamily("lqs_ready", "1 while requests are let in.", value=self._closed_reason() is None)
 
-    def _device_families(self, workers: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+    def _by_level(self, name: str, doc: str, levels: Iterable[Mapping[str, Any]], key: str) -> Metric:
+        family = GaugeMetricFamily(name, doc, labels=["level"])
+        for level, seen in zip(self._levels, levels, strict=True):
+            family.add_metric([level], seen[key])
+        return family
+
+    def _oldest(self, levels: Iterable[Mapping[str, Any]]) -> Metric:
+        now_ns = self._now_ns()
+        waits = [now_ns - level["oldest_arrival_ns"] if level["num_waiting"] else 0 for level in levels]
+        seen = [{"wait_s": max(wait_ns, 0) / NS_PER_S} for wait_ns in waits]
+        return self._by_level("lqs_queue_oldest_wait_seconds", "Longest wait of those waiting.", seen, "wait_s")
+
+    def _device_families(self, core: Mapping[str, Any], workers: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
         healthy = GaugeMetricFamily("lqs_device_healthy", "1 if it works.", labels=["device"])
-        steps = CounterMetricFamily("lqs_device_steps", "Steps made.", labels=["device"])
-        usage = []
+        used = GaugeMetricFamily("lqs_device_kv_cells", "KV cells that hold a token.", labels=["device"])
+        counters = [(CounterMetricFamily(name, doc, labels=["device"]), key) for name, doc, key in _DEVICE_COUNTERS]
         for device, seen in workers.items():
             healthy.add_metric([device], seen["is_healthy"])
-            steps.add_metric([device], seen["num_steps"])
-            usage.append(seen["num_kv_used"] / max(seen["num_kv_tokens"], 1))
+            used.add_metric([device], seen["cells_used"])
+            for family, key in counters:
+                family.add_metric([device], seen[key])
         yield healthy
-        yield steps
-        mean = sum(usage) / len(usage) if usage else 0.0
-        yield self._gauge("vllm:kv_cache_usage_perc", "KV cells in use; 1 is all.", mean)
-        yield self._cache_config()
+        yield used
+        yield from (family for family, _ in counters)
+        slots = core["slots"]
+        capacity = sum(slot["capacity"] for slot in slots)
+        reserved = sum(slot["reserved"] for slot in slots)
+        yield self._gauge(
+            "vllm:kv_cache_usage_perc", "KV promised; 1 is all.", reserved / capacity if capacity else 0.0
+        )
+        yield self._cache_config(capacity)
 
-    def _cache_config(self) -> Metric:
+    def _cache_config(self, num_tokens: int) -> Metric:
         engine = self._config.engine
         shown = {
             **self._labels,
             "block_size": "1",
             "enable_prefix_caching": str(engine.prefix_cache),
-            "num_gpu_blocks": str(engine.ctx),
+            "num_gpu_blocks": str(num_tokens),
         }
         info = GaugeMetricFamily("vllm:cache_config_info", "How the KV cache is set.", labels=list(shown))
         info.add_metric(list(shown.values()), 1)
         return info
 
-    def _counters(self, core: Mapping[str, Any]) -> Iterator[Metric]:
+    def _counters(self) -> Iterator[Metric]:
         counter = self._counter
         yield counter("vllm:prompt_tokens", "Prompt tokens.", self._num_prompt_tokens)
         yield counter("vllm:generation_tokens", "Tokens made.", self._num_completion_tokens)
@@ -246,13 +257,6 @@ class Metrics:
             self._finished,
         )
         yield _labelled("lqs_refusals", "Requests refused.", "reason", self._refused)
-        yield _labelled("lqs_queue_ended", "Requests that left the queue unserved.", "reason", self._ended)
-        yield _labelled(
-            "lqs_promotions",
-            "Classes gained by waiting.",
-            "level",
-            dict(zip(self._levels, core["num_promotions"], strict=True)),
-        )
 
     def _histograms(self) -> Iterator[Metric]:
         named = (
@@ -266,10 +270,12 @@ class Metrics:
             ("vllm:request_generation_tokens", "Tokens of an answer.", self._completion_tokens),
         )
         for name, doc, histogram in named:
-            yield histogram.family(name, doc, self._labels)
+            family = HistogramMetricFamily(name, doc, labels=list(self._labels))
+            family.add_metric(list(self._labels.values()), histogram.buckets(), histogram.sum)
+            yield family
         family = HistogramMetricFamily("lqs_queue_time_seconds", "Wait, by class.", labels=["level"])
         for level, histogram in zip(self._levels, self._queue_by_level, strict=True):
-            family.samples += histogram.family(family.name, "", {"level": level}).samples
+            family.add_metric([level], histogram.buckets(), histogram.sum)
         yield family
 
     def _gauge(self, name: str, doc: str, value: float) -> Metric:
@@ -283,8 +289,8 @@ class Metrics:
         return family
 
     def _lost_families(self, core: Mapping[str, Any]) -> Iterator[Metric]:
-        lost = self._num_events_lost + core["num_events_lost"]
-        yield CounterMetricFamily("lqs_events_lost", "Events lost; expected 0.", value=lost)
+        yield CounterMetricFamily("lqs_events_lost", "Events lost; expected 0.", value=self._num_events_lost)
+        yield CounterMetricFamily("lqs_core_broken", "Broken rules of the core; expected 0.", value=core["num_broken"])
 
 
 def _labelled(name: str, doc: str, label: str, counts: Mapping[str, int]) -> Metric:

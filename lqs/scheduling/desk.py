@@ -32,6 +32,8 @@ from lqs.request import NS_PER_S, Outcome, Request, RequestState, Sink
 # Nothing has started yet, so nothing is known about how fast places come free.
 _UNKNOWN_WAIT_S = 5.0
 _ENDED = {EV_EXPIRED: "expired", EV_CANCELLED: "cancelled", EV_NO_DEVICE: "no_device"}
+# What a client is told of those that it did not ask for.
+_REASONS = {"expired": "queue_timeout", "no_device": "no_device"}
 
 
 class Observer(Protocol):
@@ -95,6 +97,8 @@ class Desk:
         """Listen for events, and start the scheduler's thread. Device slots are added before."""
         self._loop = loop
         loop.add_reader(self.scheduler.loop_fd, self.drain_events)
+        # Nobody writes to the descriptor before it was polled once.
+        self.drain_events()
         if self._body is not None:
             self._thread = threading.Thread(target=self._body.run, name="lqs-scheduler", daemon=True)
             self._thread.start()
@@ -125,6 +129,12 @@ class Desk:
             self._hand_over(request)
             self.scheduler.leave(request.level)
             self._check_idle()
+
+    def abandon(self, request: Request) -> None:
+        """The client left before its request was submitted."""
+        self.leave(request)
+        request.state = RequestState.CANCELLED
+        self._observer.ended(request, "cancelled")
 
     def submit(self, request: Request, work: Work, sink: Sink, *, model: int) -> None:
         """Hand the request, with its place, to the scheduler. Raises RequestRefused."""
@@ -233,8 +243,9 @@ class Desk:
 
     def _end(self, ticket: Ticket, reason: str) -> None:
         """It left the queue and never ran."""
-        is_cancelled = reason == "cancelled"
         request = ticket.request
+        is_cancelled = reason == "cancelled"
+        request.reason = request.reason or _REASONS.get(reason)
         request.state = RequestState.CANCELLED if is_cancelled else RequestState.REFUSED
         self._observer.ended(request, reason)
         ticket.sink.ended(reason)

@@ -26,10 +26,10 @@ class ByteModel:
     worked: list[dict[str, Any]] = field(default_factory=list)
 
     def tokenize(self, text: bytes, add_special: bool, parse_special: bool) -> array[int]:
-        return array("i", text)
+        return array("i", list(text))
 
     def detokenize(self, ids: array[int]) -> bytes:
-        return bytes(ids)
+        return bytes(list(ids))
 
     def grammar(self, gbnf: str) -> str:
         return f"compiled {gbnf}"

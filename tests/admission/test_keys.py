@@ -45,9 +45,7 @@ def test_the_tenant_of_a_key_has_its_tier(path: str) -> None:
     assert tenant.key_index > 0
 
 
-@pytest.mark.parametrize(
-    "token", [None, b"", b"caf\xe9", b"\xf0\x9f\x98\x80", b"x" * 65_536, b"KEY", b"lqs-"]
-)
+@pytest.mark.parametrize("token", [None, b"", b"caf\xe9", b"\xf0\x9f\x98\x80", b"x" * 65_536, b"KEY", b"lqs-"])
 def test_any_other_token_is_refused_whatever_its_bytes(path: str, token: bytes | None) -> None:
     add(path, "ann")
     with pytest.raises(Unauthorized):

@@ -32,7 +32,9 @@ class Letters:
         )
         ids: array[int] = array("i")
         for part in parts:
-            ids.extend([CONTROL[part]] if part in CONTROL else [byte + 1000 for byte in part.encode()])
+            ids.extend(
+                [CONTROL[part]] if parse_special and part in CONTROL else [byte + 1000 for byte in part.encode()]
+            )
         return ids
 
 

@@ -1,0 +1,182 @@
+"""Answers one completion request, streamed or whole: admit, wait, pass on, account for the end.
+
+Whatever ends the answer early (the client leaves, an error, the server stops) cancels the request.
+
+While a stream's request waits, its status line is held back, so that a refusal is still a status. After
+`queue.hold_s` the stream opens, says in comments how far it is, and a refusal becomes its last event.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from lqs.api.errors import error_body, send_error, send_json
+from lqs.api.live import Live
+from lqs.api.replies import NS_PER_MS, Reply, timings_of, usage_of
+from lqs.api.services import Services
+from lqs.api.watch import ClientWatch
+from lqs.errors import EngineFailed, LqsError, RequestCancelled, RequestRefused, RequestTimedOut
+from lqs.request import FinishReason, PromptSource, Request
+from lqs.streaming.outlet import Outlet
+from lqs.streaming.sse import DONE, Frames, error_frame, waiting_comment
+
+COMMENT_EVERY_S = 1.0
+
+_FINISH = {1: FinishReason.STOP, 2: FinishReason.LENGTH, 3: FinishReason.CANCELLED, 4: FinishReason.TIMEOUT}
+_FINISH_DEVICE = 6
+_DEVICE_RETRY_S = 5.0
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A completion request as its endpoint has read it."""
+
+    request: Request
+    source: PromptSource
+    answer_id: str
+    created_s: int
+    reply: Reply
+    frames: Frames
+    include_usage: bool
+
+
+class Generator:
+    """Makes the answers of both completion endpoints.
+
+    Owner: the event loop.
+    """
+
+    def __init__(self, services: Services, live: Live) -> None:
+        self._services = services
+        self._live = live
+
+    async def answer(self, job: Job, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer `job`. Raises LqsError as long as no status has been sent, or ClientLeft."""
+        request = job.request
+        outlet = Outlet(request)
+        stall_s = self._services.config.server.write_stall_s
+        async with ClientWatch(scope, receive, send, stall_s) as watch:
+            self._live.add(request, watch)
+            try:
+                await self._services.gate.admit(request, job.source, outlet)
+                if request.is_stream:
+                    await self._stream(job, outlet, watch)
+                else:
+                    await self._whole(job, outlet, watch)
+            finally:
+                self._live.discard(request)
+                if not outlet.is_over:
+                    self._services.desk.cancel(request)
+
+    async def _whole(self, job: Job, outlet: Outlet, watch: ClientWatch) -> None:
+        texts, records = [], []
+        async for piece in outlet.pieces():
+            texts.append(piece.text)
+            records.append(piece.logprobs)
+        failure = self._failure(job.request, outlet)
+        if failure is not None:
+            await send_error(watch.send, failure, _headers(job.request, outlet))
+            return
+        assert outlet.outcome is not None
+        head = {"id": job.answer_id, "created": job.created_s, "model": job.request.model}
+        logprobs = b"".join(records) if job.request.sampling.num_logprobs >= 0 else None
+        text = b"".join(texts).decode(errors="replace")
+        answer = job.reply(head, text, logprobs, _FINISH[outlet.outcome.finish])
+        answer["usage"] = usage_of(job.request, outlet.outcome)
+        answer["timings"] = timings_of(job.request, outlet.outcome)
+        await send_json(watch.send, msgspec.json.encode(answer), 200, _headers(job.request, outlet))
+
+    async def _stream(self, job: Job, outlet: Outlet, watch: ClientWatch) -> None:
+        await outlet.wait_begun(self._services.config.queue.hold_s)
+        failure = self._failure(job.request, outlet) if outlet.is_over and outlet.is_empty else None
+        if failure is not None:
+            await send_error(watch.send, failure, _headers(job.request, outlet))
+            return
+        headers = _STREAM_HEADERS + _headers(job.request, outlet)
+        await watch.send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            await self._events(job, outlet, watch)
+        except Exception:
+            await _send_last(watch, error_frame(error_body(EngineFailed("The answer could not be made."))))
+            raise
+
+    async def _events(self, job: Job, outlet: Outlet, watch: ClientWatch) -> None:
+        while not outlet.has_begun:
+            desk = self._services.desk
+            await _send_more(watch, waiting_comment(desk.position(job.request), desk.eta_s(job.request)))
+            await outlet.wait_begun(COMMENT_EVERY_S)
+        begun = job.frames.first() if outlet.end_reason is None else b""
+        async for piece in outlet.pieces():
+            await _send_more(watch, begun + job.frames.text(piece))
+            begun = b""
+        failure = self._failure(job.request, outlet)
+        await _send_last(watch, begun + (error_frame(error_body(failure)) if failure else _ending(job, outlet)))
+
+    def _failure(self, request: Request, outlet: Outlet) -> LqsError | None:
+        """Return what the client is told if the request did not come to a normal end."""
+        if outlet.outcome is None:
+            return self._unserved(request, outlet.end_reason)
+        finish = _FINISH.get(outlet.outcome.finish)
+        if finish in (FinishReason.STOP, FinishReason.LENGTH):
+            return None
+        if finish is FinishReason.TIMEOUT:
+            return RequestTimedOut("The request ran longer than it may.")
+        if finish is FinishReason.CANCELLED:
+            return self._cancelled(request)
+        if outlet.outcome.finish == _FINISH_DEVICE:
+            message = "The device that ran the request has failed."
+            return RequestRefused("no_device", message, retry_after_s=_DEVICE_RETRY_S)
+        return EngineFailed("The engine failed while it made the answer.")
+
+    def _unserved(self, request: Request, reason: str | None) -> LqsError:
+        """Return why it left the queue; nothing was computed."""
+        if reason == "cancelled":
+            return self._cancelled(request)
+        wait_s = self._services.desk.retry_after_s(request.level, time.monotonic_ns())
+        if reason == "expired":
+            message = "The request waited longer in the queue than it may; nothing was computed."
+            return RequestRefused("queue_timeout", message, retry_after_s=wait_s)
+        return RequestRefused("no_device", "No device can serve the request any more.", retry_after_s=wait_s)
+
+    def _cancelled(self, request: Request) -> LqsError:
+        if request.reason == "draining":
+            return self._services.gate.refuse_rest(request)
+        return RequestCancelled("The request was cancelled.")
+
+
+def _ending(job: Job, outlet: Outlet) -> bytes:
+    """Return the last events of a stream that went well."""
+    assert outlet.outcome is not None
+    last = job.frames.last(_FINISH[outlet.outcome.finish], timings_of(job.request, outlet.outcome))
+    usage = job.frames.usage(usage_of(job.request, outlet.outcome)) if job.include_usage else b""
+    return last + usage + DONE
+
+
+def _headers(request: Request, outlet: Outlet) -> list[tuple[bytes, bytes]]:
+    """Return what is known of its way so far."""
+    headers = []
+    queue_ns = outlet.queue_ns
+    if outlet.end_reason is not None:
+        queue_ns = time.monotonic_ns() - request.arrival_ns
+    if queue_ns is not None:
+        headers.append((b"x-lqs-queue-ms", f"{queue_ns / NS_PER_MS:.1f}".encode()))
+    if request.is_clamped:
+        headers.append((b"x-lqs-priority", str(request.level).encode()))
+    return headers
+
+
+async def _send_more(watch: ClientWatch, body: bytes) -> None:
+    await watch.send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _send_last(watch: ClientWatch, body: bytes) -> None:
+    await watch.send({"type": "http.response.body", "body": body})

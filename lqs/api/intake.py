@@ -1,0 +1,65 @@
+"""What every endpoint does first: read the body, find the model, note who asks."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from starlette.types import Receive, Scope
+
+from lqs.api.fields import check_unsupported, check_waiting, max_tokens_of
+from lqs.api.middleware.auth import tenant_of
+from lqs.api.middleware.trace import trace_of
+from lqs.api.watch import ClientLeft
+from lqs.api.wire import ChatBody, CompletionBody
+from lqs.errors import NotFound
+from lqs.request import Request, Sampling
+
+if TYPE_CHECKING:
+    from lqs.engine.slots import Models, Served
+
+MODEL_CHARS_SHOWN = 100
+
+
+async def read_body(receive: Receive) -> bytes:
+    """Return the whole body. Its size is bounded by the middleware. Raises ClientLeft."""
+    chunks = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        chunks.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def find_served(models: Models, scope: Scope, name: str | None) -> Served:
+    """Return the model that is asked for: by path, else by the body, else the first. Raises NotFound."""
+    wanted = scope.get("path_params", {}).get("model") or name or models.names()[0]
+    served = models.find(wanted)
+    if served is None:
+        shown = wanted[:MODEL_CHARS_SHOWN]
+        raise NotFound(
+            f"There is no model {shown!r} here; GET /v1/models lists them.", param="model", code="model_not_found"
+        )
+    return served
+
+
+def request_of(scope: Scope, body: ChatBody | CompletionBody, sampling: Sampling, model: str) -> Request:
+    """Turn a body into a request, its fields checked. Raises BadRequest."""
+    check_unsupported(body)
+    check_waiting(body)
+    return Request(
+        id=trace_of(scope).request_id,
+        tenant=tenant_of(scope),
+        model=model,
+        arrival_ns=time.monotonic_ns(),
+        sampling=sampling,
+        max_tokens=max_tokens_of(body),
+        priority=body.priority,
+        service_tier=body.service_tier,
+        task_type=body.task_type,
+        timeout_s=body.timeout,
+        queue_timeout_s=body.queue_timeout,
+        is_stream=bool(body.stream),
+    )

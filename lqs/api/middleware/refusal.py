@@ -1,0 +1,39 @@
+"""Turns the errors that a route raises into answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from lqs.api.errors import send_error
+from lqs.api.middleware.trace import trace_of
+from lqs.errors import LqsError, MethodNotAllowed
+
+
+class RefusalMiddleware:
+    """Answers with the error's status and JSON, unless an answer has begun.
+
+    `count` is told the reason of each refusal.
+    """
+
+    def __init__(self, app: ASGIApp, count: Callable[[str], None]) -> None:
+        self._app = app
+        self._count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except (LqsError, HTTPException) as error:
+            refusal = error if isinstance(error, LqsError) else _of_router(error)
+            if trace_of(scope).status is not None:
+                raise
+            if refusal.reason is not None:
+                self._count(refusal.reason)
+            await send_error(send, refusal)
+
+
+def _of_router(error: HTTPException) -> LqsError:
+    """Return our form of the one error that the router raises: it knows the path, not the method."""
+    return MethodNotAllowed("This path does not take that method.", headers=dict(error.headers or {}))

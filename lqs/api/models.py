@@ -1,0 +1,48 @@
+"""`GET /v1/models` and `GET /v1/models/{id}`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from lqs.api.errors import send_json
+from lqs.api.intake import find_served
+from lqs.api.services import Services
+
+if TYPE_CHECKING:
+    from lqs.engine.slots import Served
+
+
+class ModelList:
+    """Lists what is served."""
+
+    def __init__(self, services: Services) -> None:
+        self._models = services.models
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = [self._models.find(name) for name in self._models.names()]
+        data = [_shape(served) for served in found if served is not None]
+        await send_json(send, msgspec.json.encode({"object": "list", "data": data}))
+
+
+class ModelInfo:
+    """Shows one model. Raises NotFound."""
+
+    def __init__(self, services: Services) -> None:
+        self._models = services.models
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        served = find_served(self._models, scope, None)
+        await send_json(send, msgspec.json.encode(_shape(served)))
+
+
+def _shape(served: Served) -> dict[str, Any]:
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "lqs",
+        "meta": served.meta(),
+    }

@@ -1,0 +1,28 @@
+"""What the HTTP surface is built from. serve.py makes these and hands them in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lqs.admission.gate import Gate
+    from lqs.admission.keys import KeyRing
+    from lqs.config import Config
+    from lqs.engine.slots import Models
+    from lqs.observe.log import Log
+    from lqs.observe.metrics import Metrics
+    from lqs.scheduling.desk import Desk
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts behind the routes."""
+
+    config: Config
+    gate: Gate
+    desk: Desk
+    keys: KeyRing
+    models: Models
+    metrics: Metrics
+    log: Log

@@ -1,0 +1,89 @@
+"""`POST /tokenize`, `/detokenize` and `/apply-template`, in llama-server's shapes."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from lqs.api.chat import prompt_source
+from lqs.api.errors import send_json
+from lqs.api.fields import TOKENS_MAX, check_unsupported
+from lqs.api.intake import find_served, read_body
+from lqs.api.services import Services
+from lqs.api.wire import ChatBody, DetokenizeBody, TokenizeBody, read
+from lqs.errors import BadRequest
+
+if TYPE_CHECKING:
+    from lqs.engine.library import Model
+
+
+class Tokenize:
+    """Turns text into token ids, with their texts if `with_pieces`."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._decoder = msgspec.json.Decoder(TokenizeBody)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        services = self._services
+        body = await read(self._decoder, await read_body(receive), services.config.server.body_depth_max)
+        served = find_served(services.models, scope, body.model)
+        ids = await services.gate.tokenize(
+            served, body.content, add_special=body.add_special, parse_special=body.parse_special
+        )
+        tokens: list[Any] = list(ids)
+        if body.with_pieces:
+            pieces = await services.gate.run(_pieces, served.loaded, ids)
+            tokens = [{"id": token, "piece": piece} for token, piece in zip(ids, pieces, strict=True)]
+        await send_json(send, msgspec.json.encode({"tokens": tokens}))
+
+
+class Detokenize:
+    """Turns token ids into text."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._decoder = msgspec.json.Decoder(DetokenizeBody)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        services = self._services
+        body = await read(self._decoder, await read_body(receive), services.config.server.body_depth_max)
+        if not all(0 <= token <= TOKENS_MAX for token in body.tokens):
+            raise BadRequest("tokens has a number that is not a token id.", param="tokens")
+        served = find_served(services.models, scope, body.model)
+        text = await services.gate.detokenize(served, array("i", body.tokens))
+        await send_json(send, msgspec.json.encode({"content": text.decode(errors="replace")}))
+
+
+class ApplyTemplate:
+    """Shows the prompt that a conversation comes to."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._decoder = msgspec.json.Decoder(ChatBody)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        services = self._services
+        body = await read(self._decoder, await read_body(receive), services.config.server.body_depth_max)
+        check_unsupported(body)
+        source = prompt_source(body, find_served(services.models, scope, body.model))
+        assert source.render is not None
+        segments = await services.gate.run(source.render)
+        prompt = "".join(segment.text for segment in segments)
+        await send_json(send, msgspec.json.encode({"prompt": prompt}))
+
+
+def _pieces(model: Model, ids: Sequence[int]) -> list[Any]:
+    """Return each token's text, or its bytes where it is a part of a character."""
+    return [_text_or_bytes(model.detokenize([token])) for token in ids]
+
+
+def _text_or_bytes(piece: bytes) -> str | list[int]:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)

@@ -1,0 +1,1 @@
+"""Carries what a request produces from the desk to the client that waits for it."""

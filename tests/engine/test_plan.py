@@ -1,0 +1,94 @@
+"""What a config means on a machine, from the model's header alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lqs.engine import plan as plan_module
+from lqs.engine.plan import Machine, make_plan, probe_machine, resolve_devices
+from lqs.engine.synth import Recipe, parse_shape, write
+from lqs.errors import ConfigError, ModelFileError
+from lqs.settings import load
+
+BIG = Machine(num_cores=8, memory_free_bytes=16_000_000_000)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    write(path, Recipe(shape=parse_shape("layer=2,embd=64,head=4,head_kv=2,ff=128,ctx=1024,vocab=0")), lambda *_: None)
+    return path
+
+
+def test_the_header_tells_what_a_token_of_context_costs(model: Path) -> None:
+    plan = make_plan(load(), model, BIG)
+    # Two layers, two KV heads of 16 values each, keys and values, two bytes a value.
+    assert plan.kv_bytes_per_token == 2 * 2 * (16 + 16) * 2
+    assert plan.n_ctx_train == 1024
+    assert 0 < plan.weights_bytes < model.stat().st_size
+    assert (plan.kv_tokens, plan.request_tokens_max) == (4 * 1024, 1024)
+    assert (plan.devices, plan.threads) == (("cpu:0",), 8)
+    assert plan.kv_bytes == plan.kv_tokens * plan.kv_bytes_per_token
+
+
+def test_device_slots_share_the_cores_and_the_memory(model: Path) -> None:
+    config = load(None, None, {"engine.devices": ["cpu:0", "cpu:1"]})
+    plan = make_plan(config, model, BIG)
+    assert (plan.threads, len(plan.devices)) == (4, 2)
+    assert plan.kv_bytes == 2 * plan.kv_tokens * plan.kv_bytes_per_token
+
+
+def test_what_is_set_is_taken(model: Path) -> None:
+    config = load(None, None, {"engine.ctx": 64, "engine.threads": 3})
+    plan = make_plan(config, model, BIG)
+    assert (plan.kv_tokens, plan.request_tokens_max, plan.threads) == (64, 64, 3)
+    assert plan.num_cells == 256
+
+
+def test_split_kv_gives_each_sequence_its_part(model: Path) -> None:
+    config = load(None, None, {"engine.ctx": 1024, "engine.kv_unified": False, "engine.parallel": 4})
+    assert make_plan(config, model, BIG).request_tokens_max == 256
+
+
+def test_little_memory_means_less_context_and_none_an_error(model: Path) -> None:
+    config = load(None, None, {"engine.kv_margin_mb": 0})
+    room = model.stat().st_size + 1000 * 256
+    assert make_plan(config, model, Machine(1, room)).kv_tokens == 768
+    with pytest.raises(ConfigError, match="does not fit"):
+        make_plan(config, model, Machine(1, 1000))
+
+
+@pytest.mark.parametrize("name", ["cuda:0", "cpu:x", "cpu:", "gpu"])
+def test_a_device_slot_that_does_not_exist_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        resolve_devices((name,))
+
+
+def test_auto_is_the_first_cpu_and_stands_once() -> None:
+    assert resolve_devices(("auto",)) == ("cpu:0",)
+    with pytest.raises(ConfigError, match="twice"):
+        resolve_devices(("auto", "cpu:0"))
+
+
+def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"GGUF")
+    with pytest.raises(ModelFileError, match=r"x\.gguf"):
+        make_plan(load(), path, BIG)
+
+
+def test_the_machine_has_cores_and_memory() -> None:
+    machine = probe_machine()
+    assert machine.num_cores >= 1
+    assert machine.memory_free_bytes > 0
+
+
+def test_a_container_has_no_more_memory_than_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "memory.max").write_text("5000\n")
+    (tmp_path / "memory.current").write_text("2000\n")
+    monkeypatch.setattr(plan_module, "_CGROUP", tmp_path)
+    assert probe_machine().memory_free_bytes == 3000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert probe_machine().memory_free_bytes > 3000

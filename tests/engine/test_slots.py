@@ -1,0 +1,215 @@
+"""A model's life on its device slots, with workers that compute nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lqs.config import Config
+from lqs.engine.slots import Models, Slot
+from lqs.engine.synth import Recipe, parse_shape, write
+from lqs.errors import EngineFailed, StartError
+from lqs.request import NS_PER_S
+from lqs.scheduling.desk import make_scheduler
+from lqs.settings import load
+
+S = NS_PER_S
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+
+
+class Native:
+    n_ctx_train, n_params, size_bytes, eos = 1024, 7, 99, 2
+
+
+class FakeModel:
+    """A model without weights."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.progress = 0.0
+        self.n_vocab, self.bos = 10, 1
+        self.control_texts = ["<|im_start|>", "<|im_end|>"]
+        self.chat_template: str | None = CHATML
+        self.native = Native()
+        self.calls: list[str] = []
+
+    def load(self) -> None:
+        self.calls.append("load")
+        self.progress = 1.0
+
+    def token_text(self, token: int) -> str:
+        return f"<{token}>"
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class FakeWorker:
+    """A worker whose thread waits until it is stopped, unless it hangs."""
+
+    def __init__(self, *_: Any, **settings: Any) -> None:
+        self.settings = settings
+        self.state, self.death, self.is_parked, self.step_began_ns = "ready", "", False, 0
+        self.hangs = False
+        self.calls: list[str] = []
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        self.ended.wait(10)
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+        if not self.hangs:
+            self.ended.set()
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"num_steps": 3}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    write(found, Recipe(shape=parse_shape("tiny")), lambda *_: None)
+    return found
+
+
+class House:
+    def __init__(self, path: Path, **flags: Any) -> None:
+        self.config: Config = load(None, None, {"engine.devices": ["cpu:0", "cpu:1"], "engine.ctx": 512} | flags)
+        self.core = make_scheduler(self.config, [1.0])
+        self.models = Models(
+            self.config,
+            path,
+            self.core,
+            make_model=FakeModel,  # type: ignore[arg-type]
+            make_worker=FakeWorker,
+        )
+        (self.name,) = self.models.names()
+        served = self.models.find(self.name)
+        assert served is not None
+        self.served = served
+        self.fake: Any = served._model
+
+    @property
+    def workers(self) -> list[Any]:
+        return [slot.worker for slot in self.models.slots]
+
+
+def test_until_it_is_loaded_a_model_says_so(path: Path) -> None:
+    house = House(path)
+    served = house.served
+    assert house.models.is_loading
+    assert (served.state, served.model, served.has_healthy_device) == ("loading", None, False)
+    assert served.meta() == {"state": "loading", "devices": []}
+    with pytest.raises(EngineFailed):
+        _ = served.loaded
+    assert house.models.find("other") is None
+
+
+def test_the_time_left_follows_what_is_loaded(path: Path) -> None:
+    house = House(path)
+    now_ns = time.monotonic_ns() + 10 * S
+    assert house.served.load_time_left_s(now_ns) == 5
+    house.fake.progress = 0.25
+    assert house.served.load_time_left_s(now_ns) == pytest.approx(30, rel=0.1)
+
+
+def test_a_loaded_model_has_a_worker_on_each_device_slot(path: Path) -> None:
+    house = House(path)
+    plan = house.models.load()
+    house.models.start()
+    assert not house.models.is_loading
+    assert house.models.has_healthy_device
+    assert house.served.devices == ["cpu:0", "cpu:1"]
+    assert house.served.n_ctx == plan.request_tokens_max == 512
+    assert house.served.loaded is house.served.model
+    meta = house.served.meta()
+    assert (meta["state"], meta["n_ctx"], meta["n_params"], meta["chat_template"]) == ("ready", 512, 7, "ok")
+    assert [slot["capacity"] for slot in house.core.snapshot()["slots"]] == [512, 512]
+    settings = house.workers[0].settings
+    assert (settings["n_seq"], settings["n_batch"]) == (32, 512)
+    assert house.models.snapshots()["cpu:1"] == {"num_steps": 3, "is_healthy": True, "num_kv_tokens": 512}
+    assert house.models.close(5)
+    assert [worker.calls for worker in house.workers] == [["stop", "close"]] * 2
+    assert house.fake.calls == ["load", "close"]
+
+
+def test_a_dead_or_stalled_worker_is_not_healthy(path: Path) -> None:
+    house = House(path)
+    house.models.load()
+    house.models.start()
+    now_ns = time.monotonic_ns()
+    dead, stalled = house.workers
+    dead.state = "dead"
+    assert house.models.has_healthy_device
+    stalled.step_began_ns = now_ns - 31 * S
+    assert not house.models.has_healthy_device
+    assert house.served.state == "failed"
+    stalled.step_began_ns = now_ns - 5 * S
+    assert house.models.has_healthy_device
+    assert house.models.close(5)
+
+
+@pytest.mark.parametrize("kind", ["parked", "hung"])
+def test_nothing_under_a_thread_that_does_not_end_is_freed(path: Path, kind: str) -> None:
+    house = House(path)
+    house.models.load()
+    house.models.start()
+    bad, good = house.workers
+    bad.is_parked, bad.hangs = kind == "parked", kind == "hung"
+    assert not house.models.close(0.05)
+    assert "close" not in bad.calls
+    assert "close" in good.calls
+    assert "close" not in house.fake.calls
+    bad.ended.set()
+
+
+def test_a_slot_that_was_never_started_is_closed_too() -> None:
+    worker = FakeWorker()
+    assert Slot("cpu:0", worker, 1).close(0)
+    assert worker.calls == ["stop", "close"]
+
+
+def test_a_broken_template_leaves_plain_completions(path: Path) -> None:
+    house = House(path)
+    house.fake.chat_template = "{% for"
+    house.models.load()
+    assert house.served.template is None
+    assert house.served.template_error
+    house.models.start()
+    assert house.served.meta()["chat_template"] == house.served.template_error
+    assert house.models.close(5)
+
+
+def test_a_model_without_a_template_says_so(path: Path) -> None:
+    house = House(path, **{"model.name": "my-model"})
+    house.fake.chat_template, house.fake.bos, house.fake.native = None, None, Native()
+    house.models.load()
+    house.models.start()
+    assert house.name == "my-model"
+    assert house.served.meta()["chat_template"] == "none"
+    assert house.models.close(5)
+
+
+def test_the_config_can_bring_its_own_template(path: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.jinja"
+    own.write_text("{{ messages[0].content }}")
+    house = House(path, **{"model.chat_template": str(own)})
+    house.fake.bos, house.fake.native.eos = None, -1
+    house.models.load()
+    assert house.served.template is not None
+    segments = house.served.template.render([{"role": "user", "content": "hi"}])
+    assert "".join(segment.text for segment in segments) == "hi"
+
+
+def test_a_template_file_that_is_not_there_is_named(path: Path) -> None:
+    house = House(path, **{"model.chat_template": "nowhere.jinja"})
+    with pytest.raises(StartError, match=r"nowhere\.jinja"):
+        house.models.load()

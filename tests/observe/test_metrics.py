@@ -1,0 +1,197 @@
+"""What operators see: vLLM's names, labels of the config alone, nothing that a client can add."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from lqs.observe.metrics import Metrics
+from lqs.request import NS_PER_S, Request, Tenant
+from lqs.scheduling.desk import make_scheduler
+from lqs.settings import load
+
+S = NS_PER_S
+VLLM = {
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:cache_config_info",
+    "vllm:prompt_tokens",
+    "vllm:generation_tokens",
+    "vllm:request_success",
+    "vllm:num_preemptions",
+    "vllm:prefix_cache_queries",
+    "vllm:prefix_cache_hits",
+    "vllm:time_to_first_token_seconds",
+    "vllm:inter_token_latency_seconds",
+    "vllm:e2e_request_latency_seconds",
+    "vllm:request_queue_time_seconds",
+    "vllm:request_prefill_time_seconds",
+    "vllm:request_decode_time_seconds",
+    "vllm:request_prompt_tokens",
+    "vllm:request_generation_tokens",
+}
+WORKER = {
+    "is_healthy": True,
+    "num_steps": 4,
+    "cells_used": 8,
+    "num_kv_tokens": 100,
+    "prefill_tokens": 5,
+    "generated_tokens": 6,
+    "num_failed_decodes": 0,
+    "num_kv_failures": 0,
+    "num_cache_evictions": 1,
+}
+
+
+@dataclass
+class Ended:
+    """An outcome with times a second apart."""
+
+    finish: int = 1
+    error_code: int = 0
+    num_cached_tokens: int = 2
+    num_completion_tokens: int = 7
+    assigned_ns: int = 1 * S
+    prefill_done_ns: int = 2 * S
+    first_token_ns: int = 3 * S
+    finished_ns: int = 5 * S
+
+
+class Board:
+    """Metrics over a real scheduler, at a time of the test's choice."""
+
+    def __init__(self, **flags: Any) -> None:
+        config = load(None, None, flags)
+        self.core = make_scheduler(config, [1.0])
+        self.core.add_device_slot(kv_tokens=100, num_sequences=2)
+        self.now_ns = 0
+        self.closed: str | None = None
+        self.metrics = Metrics(
+            config,
+            model_name="m",
+            core=self.core.snapshot,
+            workers=lambda: {"cpu:0": WORKER},
+            closed_reason=lambda: self.closed,
+            now_ns=lambda: self.now_ns,
+        )
+
+    def read(self) -> dict[tuple[str, ...], float]:
+        text = self.metrics.render().decode()
+        return {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+
+def a_request(name: str = "r") -> Request:
+    request = Request(id=name, tenant=Tenant("t", "normal", 0, 2, 2), model="secret", arrival_ns=0, level=1)
+    request.prompt = array("i", [1] * 11)
+    return request
+
+
+def test_all_of_vllms_names_are_there_from_the_start() -> None:
+    text = Board().metrics.render().decode()
+    assert {family.name for family in text_string_to_metric_families(text)} >= VLLM
+
+
+def test_a_request_is_counted_once_in_everything_that_it_reached() -> None:
+    board, request = Board(), a_request()
+    board.metrics.started(request, 2 * S)
+    board.now_ns = 3 * S
+    board.metrics.output(request, 1)
+    board.now_ns = 5 * S
+    board.metrics.output(request, 4)
+    board.metrics.output(request, 0)
+    board.metrics.finished(request, Ended())
+    seen = board.read()
+    assert seen["vllm:prompt_tokens_total", "m"] == 11
+    assert seen["vllm:generation_tokens_total", "m"] == 7
+    assert (seen["vllm:prefix_cache_queries_total", "m"], seen["vllm:prefix_cache_hits_total", "m"]) == (11, 2)
+    assert seen["vllm:time_to_first_token_seconds_sum", "m"] == 3
+    assert seen["vllm:inter_token_latency_seconds_count", "m"] == 4
+    assert seen["vllm:inter_token_latency_seconds_sum", "m"] == 2
+    assert seen["vllm:request_prefill_time_seconds_sum", "m"] == 2
+    assert seen["vllm:request_decode_time_seconds_sum", "m"] == 2
+    assert seen["vllm:e2e_request_latency_seconds_sum", "m"] == 5
+    assert seen["lqs_queue_time_seconds_sum", "high"] == 2
+    assert outcomes(seen) == {"stop": 1}
+
+
+def outcomes(seen: dict[tuple[str, ...], float]) -> dict[str, float]:
+    names = ("vllm:request_success_total", "lqs_refusals_total")
+    return {key[1]: value for key, value in seen.items() if key[0] in names and value}
+
+
+def test_each_way_to_end_has_its_counter() -> None:
+    board = Board()
+    for finish in (1, 2, 3, 4, 5, 6, 0):
+        board.metrics.finished(a_request(), Ended(finish=finish, first_token_ns=0))
+    cancelled, expired = a_request(), a_request()
+    expired.reason = "queue_timeout"
+    board.metrics.ended(cancelled, "cancelled")
+    board.metrics.ended(expired, "expired")
+    board.metrics.count_refusal("queue_full")
+    seen = board.read()
+    assert outcomes(seen) == {
+        "stop": 1,
+        "length": 1,
+        "abort": 2,
+        "timeout": 1,
+        "error": 3,
+        "queue_timeout": 1,
+        "queue_full": 1,
+    }
+    # None of them got to a first token.
+    assert seen["vllm:request_prefill_time_seconds_count", "m"] == 0
+
+
+def test_a_cancelled_stream_leaves_nothing_behind() -> None:
+    board, request = Board(), a_request()
+    board.metrics.output(request, 1)
+    board.metrics.ended(request, "cancelled")
+    board.now_ns = 9 * S
+    board.metrics.output(request, 1)
+    assert board.read()["vllm:time_to_first_token_seconds_count", "m"] == 2
+
+
+def test_the_queue_and_the_device_slots_are_shown_as_the_core_has_them() -> None:
+    from lqs._core import Work
+
+    board = Board(**{"queue.caps": [3]})
+    for _ in range(3):
+        assert board.core.try_enter(2)
+        board.core.submit(Work(), object(), level=2, arrival_ns=1 * S, footprint_tokens=50)
+    assert board.read()["lqs_queue_places_taken", "normal"] == 3
+    board.core.round(2 * S)
+    board.now_ns = 5 * S
+    seen = board.read()
+    assert (seen["vllm:num_requests_running", "m"], seen["vllm:num_requests_waiting", "m"]) == (2, 1)
+    assert (seen["lqs_queue_depth", "normal"], seen["lqs_queue_places", "normal"]) == (1, 3)
+    assert seen["vllm:kv_cache_usage_perc", "m"] == 1
+    assert seen["lqs_queue_oldest_wait_seconds", "normal"] == 4
+    assert seen["lqs_queue_oldest_wait_seconds", "high"] == 0
+    assert (seen["lqs_device_healthy", "cpu:0"], seen["lqs_device_kv_cells", "cpu:0"]) == (1, 8)
+
+
+def test_readiness_and_lost_events_are_shown() -> None:
+    board = Board()
+    assert (board.read()["lqs_ready",], board.read()["lqs_events_lost_total",]) == (1, 0)
+    board.closed = "draining"
+    board.metrics.event_lost(a_request(), RuntimeError())
+    assert (board.read()["lqs_ready",], board.read()["lqs_events_lost_total",]) == (0, 1)
+
+
+def test_nothing_of_a_client_becomes_a_label() -> None:
+    board, request = Board(), a_request("id-of-a-client")
+    board.metrics.started(request, 1)
+    board.metrics.output(request, 1)
+    board.metrics.finished(request, Ended())
+    text = board.metrics.render()
+    assert b"secret" not in text
+    assert b"id-of-a-client" not in text
+    assert list(board.metrics.describe()) == []

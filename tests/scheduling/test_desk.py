@@ -1,0 +1,278 @@
+"""The desk against the real scheduler, with the test as scheduler's thread and as worker."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from typing import Any
+
+import pytest
+
+from lqs._core import Work
+from lqs.errors import RETRY_AFTER_S_MAX, RequestRefused
+from lqs.request import NS_PER_S, Request, RequestState, Tenant
+from lqs.scheduling.desk import Desk, make_scheduler
+from lqs.settings import load
+from tests.scheduling.parts import Told
+
+S = NS_PER_S
+FINISH_STOP, FINISH_CANCELLED = 1, 3
+
+
+class Scene:
+    """A desk over one device slot with one sequence."""
+
+    def __init__(self, *, num_sequences: int = 1, body: Any = None, **flags: Any) -> None:
+        config = load(None, None, {"engine.parallel": 1, "engine.out_buffer_bytes": 4096} | flags)
+        scheduler = make_scheduler(config, [1.0, 1.0])
+        self.seen = Told()
+        self.desk = Desk(scheduler, self.seen, num_levels=len(config.queue.levels), body=body)
+        self.core = scheduler
+        self.core.add_device_slot(kv_tokens=1000, num_sequences=num_sequences)
+
+    def enter(self, level: int = 2, **given: Any) -> Request:
+        request = Request(id="r", tenant=Tenant("t", "normal", 1, 2, 2), model="m", arrival_ns=0, level=level, **given)
+        request.prompt, request.max_tokens_granted = array("i", [1, 2, 3]), 7
+        assert self.desk.try_enter(request)
+        return request
+
+    def submit(self, sink: Told, **given: Any) -> Request:
+        request = self.enter(**given)
+        self.desk.submit(request, Work(), sink, model=0)
+        return request
+
+    def turn(self, now_ns: int = 0) -> None:
+        self.core.round(now_ns)
+        self.desk.drain_events()
+
+
+def test_a_request_is_told_everything_in_order() -> None:
+    scene, sink = Scene(), Told()
+    request = scene.submit(sink)
+    assert request.handle is not None
+    scene.turn(1)
+    (handle,) = scene.core.take(0)
+    assert (request.state, handle) == (RequestState.RUNNING, request.handle)
+    scene.core.emit(handle, b"hel")
+    scene.core.emit(handle, b"lo", 2)
+    scene.core.finish(handle, FINISH_STOP, num_completion_tokens=3)
+    scene.turn(2)
+    assert sink.events == ["started", ("output", b"hello", 3, None), ("finished", FINISH_STOP), "settled"]
+    assert (request.state, request.handle) == (RequestState.FINISHED, None)
+    assert scene.desk.num_inside == 0
+    # The observer is told of everything but the settling.
+    assert [event if isinstance(event, str) else event[0] for event in scene.seen.events] == [
+        "started",
+        "output",
+        "finished",
+    ]
+
+
+def test_the_place_is_taken_at_arrival_and_given_back_once() -> None:
+    scene = Scene(**{"queue.caps": [1], "queue.total": 1})
+    request = scene.enter()
+    assert not scene.desk.try_enter(Request(id="x", tenant=request.tenant, model="m", arrival_ns=0))
+    for _ in range(2):
+        scene.desk.leave(request)
+    assert scene.desk.num_inside == 0
+    assert scene.core.num_entered(0) == 0
+    scene.enter(level=0)
+
+
+def test_who_leaves_before_submitting_is_counted_as_cancelled() -> None:
+    scene = Scene()
+    request = scene.enter()
+    scene.desk.abandon(request)
+    assert (request.state, scene.seen.events) == (RequestState.CANCELLED, [("ended", "cancelled")])
+    assert scene.core.num_entered(2) == 0
+
+
+def test_a_cancelled_request_leaves_the_queue_at_once() -> None:
+    scene, first, second = Scene(), Told(), Told()
+    scene.submit(first)
+    scene.turn()
+    request = scene.submit(second)
+    scene.turn()
+    assert scene.desk.position(request) == 1
+    for _ in range(2):
+        scene.desk.cancel(request)
+    scene.turn()
+    assert second.events == [("ended", "cancelled"), "settled"]
+    assert (request.state, request.reason) == (RequestState.CANCELLED, None)
+    assert scene.core.num_waiting(2) == 0
+    scene.desk.cancel(request)
+    assert scene.desk.position(request) is None
+    assert scene.desk.eta_s(request) is None
+
+
+def test_a_request_that_waited_too_long_is_refused() -> None:
+    scene, first, second = Scene(), Told(), Told()
+    scene.submit(first)
+    scene.turn()
+    request = scene.submit(second, expire_ns=5 * S)
+    scene.turn(1)
+    scene.turn(6 * S)
+    assert second.events == [("ended", "expired"), "settled"]
+    assert (request.state, request.reason) == (RequestState.REFUSED, "queue_timeout")
+
+
+def test_without_a_living_device_slot_a_request_is_refused() -> None:
+    scene, sink = Scene(), Told()
+    scene.core.report_dead(0)
+    scene.turn()
+    request = scene.submit(sink)
+    scene.turn()
+    assert sink.events == [("ended", "no_device"), "settled"]
+    assert request.reason == "no_device"
+
+
+def test_a_full_table_refuses_and_gives_everything_back() -> None:
+    scene = Scene(num_sequences=2, **{"queue.table_capacity": 17, "queue.total": 16})
+    for _ in range(2):
+        scene.submit(Told())
+    scene.turn()
+    for _ in range(15):
+        scene.submit(Told())
+    request = scene.enter(level=1)
+    with pytest.raises(RequestRefused) as caught:
+        scene.desk.submit(request, Work(), Told(), model=0)
+    assert caught.value.reason == request.reason == "queue_full"
+    assert scene.core.num_entered(1) == 0
+    assert scene.desk.num_inside == 17
+    scene.desk.leave(request)
+    assert scene.core.num_entered(1) == 0
+
+
+def test_a_receiver_that_fails_loses_its_event_and_no_other() -> None:
+    class Broken(Told):
+        def output(self, *args: Any) -> None:
+            raise RuntimeError
+
+    scene, broken, sound = Scene(num_sequences=2), Broken(), Told()
+    scene.submit(broken)
+    scene.submit(sound)
+    scene.turn()
+    for handle in scene.core.take(0):
+        scene.core.emit(handle, b"x")
+        scene.core.finish(handle)
+    scene.turn()
+    assert broken.events[-1] == sound.events[-1] == "settled"
+    assert ("output", b"x", 1, None) in sound.events
+    assert ("lost", "RuntimeError") in scene.seen.events
+    assert scene.desk.num_inside == 0
+
+
+def drained(scene: Scene, level: int, num_starts: int, every_ns: int) -> None:
+    """Let a class start that many requests, one every so often, with always some behind."""
+    for _ in range(3):
+        scene.submit(Told(), level=level)
+    scene.turn(1)
+    for number in range(1, num_starts):
+        scene.submit(Told(), level=level)
+        (handle,) = scene.core.take(0)
+        scene.core.finish(handle)
+        scene.turn(number * every_ns)
+
+
+def test_retry_after_tells_each_refused_client_the_next_free_place() -> None:
+    scene = Scene()
+    assert scene.desk.retry_after_s(2, 0) == 5.0
+    drained(scene, 2, 40, 2 * S)
+    now_ns = 80 * S
+    waits = [scene.desk.retry_after_s(2, now_ns) for _ in range(3)]
+    assert waits == [pytest.approx(2 * n, rel=0.3) for n in (1, 2, 3)]
+    # Later the places told of have passed, and the next is near again.
+    assert scene.desk.retry_after_s(2, now_ns + 60 * S) == pytest.approx(waits[0])
+    assert max(scene.desk.retry_after_s(2, now_ns) for _ in range(200)) == pytest.approx(RETRY_AFTER_S_MAX)
+
+
+def test_the_expected_wait_follows_the_place_and_the_rate() -> None:
+    scene = Scene()
+    drained(scene, 2, 40, 2 * S)
+    request = scene.submit(Told())
+    scene.turn(80 * S)
+    position = scene.desk.position(request)
+    assert position is not None
+    assert scene.desk.eta_s(request) == pytest.approx(position / scene.core.drain_rate(2))
+
+
+def test_everything_is_cancelled_with_a_reason_at_the_end_of_a_drain() -> None:
+    scene, running, waiting = Scene(), Told(), Told()
+    first = scene.submit(running)
+    scene.turn()
+    second = scene.submit(waiting)
+    scene.turn()
+    (handle,) = scene.core.take(0)
+    scene.desk.cancel_all("draining")
+    assert scene.core.is_cancelled(handle)
+    scene.core.finish(handle, FINISH_CANCELLED)
+    scene.turn()
+    assert first.reason == second.reason == "draining"
+    assert waiting.events == [("ended", "cancelled"), "settled"]
+    assert running.events[-2:] == [("finished", FINISH_CANCELLED), "settled"]
+
+
+def test_idle_is_when_nobody_is_inside() -> None:
+    async def wait() -> None:
+        scene = Scene()
+        assert await scene.desk.wait_idle(0)
+        entering = scene.enter()
+        request = scene.submit(Told())
+        assert not await scene.desk.wait_idle(0)
+        scene.desk.leave(entering)
+        assert not await scene.desk.wait_idle(0)
+        scene.desk.cancel(request)
+        scene.turn()
+        assert await scene.desk.wait_idle(0)
+
+    asyncio.run(wait())
+
+
+def test_events_wake_the_loop() -> None:
+    class Heard(Told):
+        def started(self, queue_ns: int) -> None:
+            heard.set()
+
+    heard = asyncio.Event()
+
+    async def hear() -> None:
+        scene = Scene()
+        scene.desk.start(asyncio.get_running_loop())
+        scene.submit(Heard())
+        scene.core.round(1)
+        scene.core.end_step()
+        await asyncio.wait_for(heard.wait(), 10)
+        assert scene.desk.close(0)
+        assert scene.desk.close(0)
+
+    asyncio.run(hear())
+
+
+class Thread:
+    """A scheduler's thread that does nothing until it is stopped, if it can be."""
+
+    def __init__(self, *, can_stop: bool) -> None:
+        import threading
+
+        self.can_stop = can_stop
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        self.ended.wait(10)
+
+    def stop(self) -> None:
+        if self.can_stop:
+            self.ended.set()
+
+
+@pytest.mark.parametrize("can_stop", [True, False])
+def test_a_thread_that_does_not_end_is_reported(can_stop: bool) -> None:
+    async def life() -> bool:
+        body = Thread(can_stop=can_stop)
+        scene = Scene(body=body)
+        scene.desk.start(asyncio.get_running_loop())
+        has_ended = scene.desk.close(0.05 if not can_stop else 5)
+        body.ended.set()
+        return has_ended
+
+    assert asyncio.run(life()) is can_stop

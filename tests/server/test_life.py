@@ -1,0 +1,329 @@
+"""A whole server in this process: it listens, loads, serves, drains and closes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import uvloop
+
+from lqs import serve
+from lqs.cli import main
+from lqs.engine.synth import Recipe, parse_shape, write
+from lqs.errors import ConfigError, DeviceError, ModelFileError
+from lqs.request import Request
+from lqs.serve import Server, build
+from lqs.settings import load
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    write(path, Recipe(shape=parse_shape("tiny")), lambda *_: None)
+    return str(path)
+
+
+def config_for(model: str, **flags: Any) -> Any:
+    return load(
+        None,
+        None,
+        {
+            "model.path": model,
+            "server.port": 0,
+            "server.close_s": 5,
+            "engine.parallel": 2,
+            "engine.ctx": 512,
+            "engine.threads": 1,
+            "engine.prefix_cache": False,
+            "log.level": "error",
+        }
+        | flags,
+    )
+
+
+async def ask(port: int, method: str, path: str, body: Any = None) -> tuple[int, dict[str, str], bytes]:
+    """One request on a connection of its own."""
+    reader, writer = await asyncio.open_connection(HOST, port)
+    payload = json.dumps(body).encode() if body is not None else b""
+    head = f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    writer.write(f"{head}content-length: {len(payload)}\r\n\r\n".encode() + payload)
+    answer = await reader.read()
+    writer.close()
+    top, _, rest = answer.partition(b"\r\n\r\n")
+    status, *lines = top.decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    return int(status.split()[1]), headers, rest
+
+
+async def until(port: int, path: str, status: int) -> None:
+    async with asyncio.timeout(30):
+        while (await ask(port, "GET", path))[0] != status:
+            pass
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    turn = asyncio.sleep
+    async with asyncio.timeout(30):
+        while not holds():
+            await turn(0)
+
+
+def live(server: Server, scene: Callable[[int], Awaitable[None]]) -> int:
+    """Run the server with a scene beside it; the exit code."""
+
+    async def both() -> int:
+        running = asyncio.create_task(server.run())
+        await server.is_listening.wait()
+        try:
+            await scene(server.port)
+        finally:
+            server.stop()
+        return await running
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(both())
+
+
+def prompt(max_tokens: int, **more: Any) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": "hello", "max_tokens": max_tokens, "ignore_eos": True} | more
+
+
+def test_a_server_is_ready_when_its_model_is_and_answers(model: str) -> None:
+    async def scene(port: int) -> None:
+        assert (await ask(port, "GET", "/livez"))[0] == 200
+        await until(port, "/readyz", 200)
+        status, _, body = await ask(port, "POST", "/v1/completions", prompt(4))
+        assert status == 200, body
+        assert json.loads(body)["usage"]["completion_tokens"] == 4
+        status, _, body = await ask(port, "GET", "/metrics")
+        assert b"vllm:generation_tokens_total" in body
+
+    server = build(config_for(model))
+    assert live(server, scene) == 0
+    assert server.hung == []
+
+
+def test_a_drain_serves_what_is_in_and_refuses_what_comes(model: str) -> None:
+    async def scene(port: int) -> None:
+        await until(port, "/readyz", 200)
+        # Somebody who stays inside, so that the drain does not end before it was looked at.
+        guest = Request(id="g", tenant=server._services.keys.anonymous, model="tiny", arrival_ns=0)
+        assert server._desk.try_enter(guest)
+        inside = [asyncio.create_task(ask(port, "POST", "/v1/completions", prompt(50))) for _ in range(3)]
+        await eventually(lambda: server._desk.num_inside > 1)
+        server.stop()
+        await until(port, "/readyz", 503)
+        assert (await ask(port, "GET", "/livez"))[0] == 200
+        status, headers, _ = await ask(port, "POST", "/v1/completions", prompt(1))
+        assert (status, headers["x-lqs-reason"], headers["connection"]) == (503, "draining", "close")
+        assert int(headers["retry-after"]) >= 1
+        assert {status for status, *_ in await asyncio.gather(*inside)} <= {200, 503}
+        server._desk.leave(guest)
+
+    server = build(config_for(model))
+    assert live(server, scene) == 0
+    assert server._desk.num_inside == 0
+
+
+def test_what_is_left_at_the_end_of_a_drain_is_cut_with_a_reason(model: str) -> None:
+    async def scene(port: int) -> None:
+        await until(port, "/readyz", 200)
+        # Two run, the third waits: none can be through before the drain is over.
+        sent = [asyncio.create_task(ask(port, "POST", "/v1/completions", prompt(500))) for _ in range(3)]
+        await eventually(lambda: server._desk.num_inside == 3)
+        server.stop()
+        answers = await asyncio.gather(*sent)
+        assert [status for status, *_ in answers] == [503] * 3
+        assert {headers["x-lqs-reason"] for _, headers, _ in answers} == {"draining"}
+
+    server = build(config_for(model, **{"server.drain_s": 0}))
+    assert live(server, scene) == 0
+    assert server._desk.num_inside == 0
+
+
+def test_a_server_that_is_stopped_while_it_loads_leaves_without_its_thread(model: str) -> None:
+    async def scene(port: int) -> None:
+        server.stop()
+
+    server = build(config_for(model))
+    release = asyncio.Event()
+
+    async def never(function: Any, name: str) -> Any:
+        await release.wait()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serve, "in_thread", never)
+        assert live(server, scene) == 0
+    assert server.hung == ["lqs-load"]
+
+
+def test_a_device_slot_that_cannot_be_opened_ends_the_server_with_1(model: str) -> None:
+    def fail() -> None:
+        raise DeviceError("no room")
+
+    async def scene(port: int) -> None:
+        await asyncio.sleep(0)
+
+    server = build(config_for(model))
+    server._models.load = fail  # type: ignore[assignment,method-assign]
+    assert live(server, scene) == 1
+
+
+def test_a_file_that_is_no_model_is_told_before_the_port_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(b"GGUF\x03")
+    with pytest.raises(ModelFileError, match=r"broken\.gguf"):
+        build(config_for(str(path)))
+    with pytest.raises(ConfigError, match="lqs keys add"):
+        build(config_for(str(path), **{"server.host": "0.0.0.0"}))
+
+
+def test_a_reload_takes_new_limits_and_refuses_wrong_ones(model: str) -> None:
+    configs = [
+        config_for(model, **{"queue.timeout_s": 1}),
+        config_for(model, **{"queue.levels": ["a", "b", "c", "d", "e"]}),
+    ]
+    server = build(config_for(model), reload_config=lambda: configs.pop(0))
+    server.reload()
+    assert server._gate._config.queue.timeout_s == 1
+    server.reload()
+    assert server._gate._config.queue.timeout_s == 1
+    build(config_for(model)).reload()
+
+
+def test_a_thread_that_does_not_end_and_a_failed_http_server_are_reported(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Failing:
+        should_exit = False
+
+        async def serve(self, sockets: list[Any]) -> None:
+            for listening in sockets:
+                listening.close()
+            raise RuntimeError
+
+    async def scene(port: int) -> None:
+        await eventually(lambda: not server._models.is_loading)
+
+    server = build(config_for(model))
+    monkeypatch.setattr(serve, "make_http", lambda *_, **__: Failing())
+    close_models, close_desk = server._models.close, server._desk.close
+    server._models.close = lambda limit_s: close_models(limit_s) and False  # type: ignore[method-assign]
+    server._desk.close = lambda limit_s: close_desk(limit_s) and False  # type: ignore[method-assign]
+    assert live(server, scene) == 0
+    assert server.hung == ["workers", "lqs-scheduler"]
+    assert "RuntimeError" in capsys.readouterr().err
+
+
+def test_a_slot_that_dies_is_logged_once(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    class Dead:
+        device = "cpu:0"
+        worker = SimpleNamespace(death="GGML_ASSERT")
+
+        def is_healthy(self, now_ns: int, stall_s: float) -> bool:
+            return False
+
+    server = build(config_for(model))
+    server._models.find("tiny").slots.append(Dead())  # type: ignore[union-attr,arg-type]
+    seen: dict[str, bool] = {}
+    server._look(seen)
+    server._look(seen)
+    assert capsys.readouterr().err.count("GGML_ASSERT") == 1
+
+
+def test_an_error_in_a_thread_comes_out_where_it_is_awaited() -> None:
+    def fail() -> None:
+        raise DeviceError("no")
+
+    with pytest.raises(DeviceError):
+        asyncio.run(serve.in_thread(fail, "t"))
+
+
+class Play:
+    """A server that gets signals while it runs."""
+
+    def __init__(self, *signals: int) -> None:
+        self.signals, self.hung, self.calls = signals, [], []
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+    def reload(self) -> None:
+        self.calls.append("reload")
+
+    async def run(self) -> int:
+        for number in self.signals:
+            seen = len(self.calls)
+            os.kill(os.getpid(), number)
+            await eventually(lambda seen=seen: len(self.calls) > seen)
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("signals", "calls"),
+    [
+        ((signal.SIGHUP, signal.SIGTERM), ["reload", "stop"]),
+        ((signal.SIGINT,), ["stop"]),
+        ((signal.SIGTERM, signal.SIGTERM), ["stop", "leave 1", "stop"]),
+    ],
+)
+def test_the_first_signal_drains_and_the_second_leaves(
+    signals: tuple[int, ...], calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = Play(*signals)
+    monkeypatch.setattr(serve, "build", lambda *_, **__: play)
+    monkeypatch.setattr(serve, "leave", lambda code: play.calls.append(f"leave {code}"))
+    assert serve.run(load()) == 0
+    assert play.calls == calls
+
+
+def test_a_process_with_a_hung_thread_leaves_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    play, codes = Play(), []
+    play.hung = ["workers"]
+    monkeypatch.setattr(serve, "build", lambda *_, **__: play)
+    monkeypatch.setattr(serve.os, "_exit", codes.append)
+    assert serve.run(load()) == 0
+    assert codes == [0]
+
+
+def test_every_file_that_the_system_allows_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(serve.resource, "setrlimit", lambda which, limits: asked.append(limits))
+    for limits in ((10, 20), (20, 20)):
+        monkeypatch.setattr(serve.resource, "getrlimit", lambda which, limits=limits: limits)
+        serve.raise_file_limit()
+    assert asked == [(20, 20)]
+
+
+def test_the_command_serves_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lqs.commands import serve as command
+
+    seen = []
+
+    def run(config: Any, reload_config: Any) -> int:
+        seen.extend([config.server.port, reload_config().server.port])
+        return 3
+
+    monkeypatch.setattr(command, "run_server", run)
+    assert main(["serve", "--port", "9"]) == 3
+    assert seen == [9, 9]
+
+
+def test_health_changes_of_a_device_slot_are_logged(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    server = build(config_for(model, **{"log.level": "info"}))
+    server._log_health("cpu:0", False, "GGML_ASSERT")
+    server._log_health("cpu:0", False, "")
+    server._log_health("cpu:0", True, "")
+    text = capsys.readouterr().err
+    assert "GGML_ASSERT" in text
+    assert "does not end" in text
+    assert "works again" in text

@@ -1,0 +1,140 @@
+"""What one connection may take, with a transport that only keeps what is written."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import socket
+from typing import Any
+
+import pytest
+
+from lqs.config import LogConfig, ServerConfig
+from lqs.errors import StartError
+from lqs.listen import HttpServer, bind, make_http
+from lqs.observe.log import Log
+
+
+class Wire(asyncio.Transport):
+    """A transport that keeps what is written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.closed = False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return {"peername": ("127.0.0.1", 9), "sockname": ("127.0.0.1", 8)}.get(name, default)
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def abort(self) -> None:
+        self.closed = True
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    assert callable(scope["extensions"]["lqs.abort"])
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def http_for(config: ServerConfig) -> HttpServer:
+    http = make_http(app, config, Log(LogConfig(), io.StringIO()), close_s=1)
+    http.config.load()
+    return http
+
+
+def connect(http: HttpServer) -> tuple[Any, Wire]:
+    wire = Wire()
+    protocol: Any = http.config.http_protocol_class
+    connection = protocol(config=http.config, server_state=http.server_state, app_state={})
+    connection.connection_made(wire)
+    return connection, wire
+
+
+def said(data: bytes, config: ServerConfig) -> bytes:
+    """What a connection answers to these bytes."""
+
+    async def scene() -> bytes:
+        connection, wire = connect(http_for(config))
+        connection.data_received(data)
+        await asyncio.gather(*connection.tasks)
+        connection.connection_lost(None)
+        return wire.written
+
+    return asyncio.run(scene())
+
+
+def test_a_request_reaches_the_application() -> None:
+    assert said(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", ServerConfig()).startswith(b"HTTP/1.1 204")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"GET /" + b"a" * 2000 + b" HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nx: " + b"b" * 2000 + b"\r\n\r\n"],
+)
+def test_headers_have_a_bound(head: bytes) -> None:
+    answer = said(head, ServerConfig(header_bytes_max=1024))
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b'"error"' in answer
+    assert b"connection: close" in answer
+
+
+def test_what_is_not_http_is_told_so() -> None:
+    assert said(b"\x16\x03\x01 hello\r\n\r\n", ServerConfig()).startswith(b"HTTP/1.1 400 ")
+
+
+def test_more_connections_than_allowed_are_sent_away() -> None:
+    async def scene() -> None:
+        http = http_for(ServerConfig(num_connections_max=1))
+        first, wire = connect(http)
+        second, refused = connect(http)
+        assert refused.written.startswith(b"HTTP/1.1 503 ")
+        assert b"Retry-After: 1\r\n" in refused.written
+        assert (wire.closed, refused.closed) == (False, True)
+        first.connection_lost(None)
+        second.connection_lost(None)
+        connection, fresh = connect(http)
+        assert not fresh.closed
+        connection.connection_lost(None)
+
+    asyncio.run(scene())
+
+
+def test_a_client_that_does_not_finish_its_headers_is_dropped() -> None:
+    async def scene() -> None:
+        connection, wire = connect(http_for(ServerConfig(keep_alive_s=9)))
+        connection.data_received(b"GET / HTTP/1.1\r\nhost:")
+        timer = connection._head_timer
+        assert 8 < timer.when() - connection.loop.time() <= 9
+        timer._run()
+        assert wire.closed
+        connection.connection_lost(None)
+        assert timer.cancelled()
+
+    asyncio.run(scene())
+
+
+def test_a_taken_port_is_named_with_what_to_do() -> None:
+    first = bind(ServerConfig(port=0))
+    port = first.getsockname()[1]
+    with first, pytest.raises(StartError, match="--port"):
+        bind(ServerConfig(port=port))
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+def test_an_ipv6_address_can_be_listened_on() -> None:
+    with bind(ServerConfig(host="::1", port=0)) as listening:
+        assert listening.family == socket.AF_INET6
+
+
+def test_uvicorn_leaves_signals_alone() -> None:
+    with http_for(ServerConfig()).capture_signals():
+        pass
