@@ -6,7 +6,9 @@ import asyncio
 import dataclasses
 import functools
 import math
+import time
 
+from bench.compare.metrics import Metrics
 from bench.compare.report import Row
 from bench.compare.rounds import Bench, Values, compare
 from bench.compare.scale import Scale
@@ -24,6 +26,9 @@ TIMEOUT_S = 5.0
 INTERVAL_S = 0.05
 # A server that does not answer is believed after so many tries.
 NUM_SILENT_MAX = 3
+# How long the queue may take to fill, and when it counts as full.
+FILL_S, FILLED = 30.0, 0.98
+WAITING_METRICS = ("vllm:num_requests_waiting", "llamacpp:requests_deferred")
 
 
 async def g13(bench: Bench) -> list[Row]:
@@ -49,7 +54,11 @@ async def g13(bench: Bench) -> list[Row]:
 
             note = f"{TIMEOUT_S * 1e3:.0f} ms stand for no answer" if path == PATHS[0] else ""
             rows.append(compare("G13", what, "ms", path, mine, peer, within, note))
-    rows += [compare(None, "waiting when probed", "requests", "waiting", mine, p) for p in peers]
+    for peer in peers:
+        rows += [
+            compare(None, "waiting when probed", "requests", "waiting", mine, peer),
+            compare(None, "slowest /metrics while they come in", "ms", "filling", mine, peer),
+        ]
     return [*rows, scale.row()]
 
 
@@ -62,11 +71,29 @@ async def _measure(live: Live, num_waiting: int, num_probes: int) -> Values:
         if number % 50 == 49:
             # In portions: a listening socket holds only so many connections that wait for it.
             await asyncio.sleep(0.02)
-    await asyncio.sleep(2.0)
+    filling_ms = await _fill(live, num_waiting)
     values = await _probe(live, num_probes)
+    values["filling"] = filling_ms
     values["waiting"] = sum(not task.done() for task in waiting)
     await cancel_all(waiting)
     return values
+
+
+async def _fill(live: Live, num_waiting: int) -> float:
+    """Wait until the server itself counts the waiting; return its slowest answer until then, in ms.
+
+    After FILL_S it is probed as it is: a server may not say how many wait.
+    """
+    slowest_ms = 0.0
+    give_up_s = time.perf_counter() + FILL_S
+    while time.perf_counter() < give_up_s:
+        reply = await live.client.get("/metrics", TIMEOUT_S)
+        slowest_ms = max(slowest_ms, (reply.end_s - reply.start_s) * 1e3)
+        metrics = Metrics.parse(reply.text if reply.status == 200 else "")
+        if any(metrics.get(name) >= FILLED * num_waiting for name in WAITING_METRICS):
+            break
+        await asyncio.sleep(INTERVAL_S)
+    return slowest_ms
 
 
 async def _probe(live: Live, num_probes: int) -> Values:

@@ -183,7 +183,9 @@ async def _costs(bench: Bench, title: str, fields: dict[str, Any]) -> list[Runs]
         replies = answers(await closed_loop(live.client, PARALLEL, num_each, supply))
         cost = live.clock.read(live.pid) - before
         reported = (await read_metrics(live.client)).since(metrics_before)
-        values = {"reported_us": reported.host_us_per_token()} if live.server.kind == "lqs" else {}
+        values = {}
+        if not math.isnan(reported_us := reported.host_us_per_token()):
+            values["reported_us"] = reported_us
         if not cost.num_decodes:
             return values
         per_token = 1e6 / num_tokens(replies)
