@@ -64,7 +64,7 @@ def backlog(n: int, rounds: int) -> list[Row]:
             at_depth[depth] = statistics.median(runs[order])
             own = {order: runs[order], **runs}
             for peer in ("queue.PriorityQueue", "asyncio.PriorityQueue"):
-                is_goal = depth == DEPTHS[-1] and peer == "queue.PriorityQueue"
+                is_goal = (order, depth, peer) == ("FIFO levels", DEPTHS[-1], "queue.PriorityQueue")
                 what = f"priority put + get, {order}, {depth:,} waiting"
                 rows.append(
                     beside(own, peer, what=what, goal="G7" if is_goal else None, at_least=15.0 if is_goal else None)
