@@ -339,7 +339,7 @@ cdef struct DeviceSlot:
     double weight
     # The scheduler's own.
     uint32_t buried         # the scheduler has seen `dead`
-    uint32_t has_starts     # pushed to `dispatch` since the worker was last woken
+    uint32_t has_news       # a start or a cancel since the worker was last woken
 
 # What the three sides share. `own` is the scheduler's: backlog, ledger, counters.
 cdef struct SchedulerState:
