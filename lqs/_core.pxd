@@ -284,36 +284,35 @@ cdef struct Attempt:
     uint64_t num_tokens_told
     char pad_loop[48]
 
-# One request in the table. 128 bytes, so a million waiting requests are two cache lines
-# each. The first half is written by the loop before OP_SUBMIT and constant until it is
-# settled; the rest is the scheduler's.
+# One request in the table: two cache lines. The backlog looks only at the first.
 cdef struct Entry:
+    # Written by the loop before OP_SUBMIT, constant until it is settled.
     uint32_t generation
     uint32_t key                # who pays: an index into the fair shares
     uint64_t arrival_no         # the order of arrival, and the end of every tie
     int64_t arrival_ns
-    int64_t expire_ns           # leaves the queue unserved then; 0: never
-    int64_t stop_ns             # the worker ends it then with FINISH_TIMEOUT; 0: never
-    int64_t deadline_ns         # orders inside a key; 0: none
     uint32_t num_prompt_tokens
     uint32_t max_tokens
     uint32_t footprint_tokens   # KV tokens promised at start
     uint16_t model
     uint8_t level
     uint8_t lane
-    # --- the second line
-    void* work                  # the engine's
-    uint32_t cancel             # atomic; set by the loop
+    int64_t expire_ns           # leaves the queue unserved then; 0: never
+    int64_t deadline_ns         # orders inside a key; 0: none
     # The scheduler's.
     uint32_t state              # atomic State
-    Attempt* attempt            # set before it is dispatched
-    uint32_t epoch
     uint32_t rank               # how many came to its level before it; wraps
-    uint32_t older, younger     # neighbours in the level's order of arrival
-    uint32_t before, behind     # neighbours in its key's FIFO; `behind` links free entries
-    # The loop's own: Python objects that it keeps alive until settled.
-    void* sink
+    # --- the second line
+    Attempt* attempt            # the scheduler's; set before it is dispatched
+    uint32_t epoch              # the scheduler's
+    uint32_t cancel             # atomic; set by the loop
+    # The loop's.
+    int64_t stop_ns             # the worker ends it then with FINISH_TIMEOUT; 0: never
+    void* work                  # the engine's
+    void* sink                  # Python objects, kept alive until settled
     void* owner                 # of `work`
+    uint32_t next_free          # in the list of free entries
+    uint32_t unused[3]
 
 cdef class Work:
     """What a worker needs to know about a request; the engine derives from it."""
@@ -340,7 +339,7 @@ cdef struct DeviceSlot:
     double weight
     # The scheduler's own.
     uint32_t buried         # the scheduler has seen `dead`
-    uint32_t has_starts     # pushed to `dispatch` since the worker was last woken
+    uint32_t has_news       # a start or a cancel since the worker was last woken
 
 # What the three sides share. `own` is the scheduler's: backlog, ledger, counters.
 cdef struct SchedulerState:
@@ -462,7 +461,7 @@ cdef inline bint scheduler_sleep(SchedulerState* s, int64_t timeout_ns) noexcept
 cdef class Scheduler:
     cdef SchedulerState* state
     # The loop's own.
-    cdef uint32_t free_head         # entries that were used and are free, by `behind`
+    cdef uint32_t free_head         # entries that were used and are free
     cdef uint32_t num_touched       # entries from here on were never used
     cdef uint32_t num_live
     cdef uint64_t num_arrived

@@ -4,6 +4,7 @@ import queue
 import random
 import statistics
 import time
+from functools import partial
 
 from lqs import _core
 from lqs._core import Backlog, Ledger, Scheduler, Work
@@ -53,8 +54,8 @@ def backlog(n: int, rounds: int) -> list[Row]:
         slow = max(n // 20, 2_000)
         runs = in_turns(
             {
-                "FIFO levels": (lambda one=fifo: one.cycle(n), n),
-                "deadline order": (lambda one=heap: one.cycle(n, 10**9), n),
+                "FIFO levels": (partial(fifo.cycle, n), n),
+                "deadline order": (partial(heap.cycle, n, 10**9), n),
                 "queue.PriorityQueue": (peers.priority(depth, slow), slow),
                 "asyncio.PriorityQueue": (peers.awaited_priority(depth, slow), slow),
             },
@@ -64,7 +65,7 @@ def backlog(n: int, rounds: int) -> list[Row]:
             at_depth[depth] = statistics.median(runs[order])
             own = {order: runs[order], **runs}
             for peer in ("queue.PriorityQueue", "asyncio.PriorityQueue"):
-                is_goal = depth == DEPTHS[-1] and peer == "queue.PriorityQueue"
+                is_goal = (order, depth, peer) == ("FIFO levels", DEPTHS[-1], "queue.PriorityQueue")
                 what = f"priority put + get, {order}, {depth:,} waiting"
                 rows.append(
                     beside(own, peer, what=what, goal="G7" if is_goal else None, at_least=15.0 if is_goal else None)
@@ -80,7 +81,9 @@ def backlog(n: int, rounds: int) -> list[Row]:
 def ledger(n: int, rounds: int) -> list[Row]:
     """One reserve, grow and settle."""
     one = Ledger(capacities=[10**6], num_sequences=[256])
-    return [alone(in_turns({"": (lambda: one.cycle(n), n)}, rounds)[""], what="ledger reserve + grow + settle, native")]
+    return [
+        alone(in_turns({"": (partial(one.cycle, n), n)}, rounds)[""], what="ledger reserve + grow + settle, native")
+    ]
 
 
 def loaded_scheduler(depth: int, spare: int) -> Scheduler:
@@ -97,7 +100,9 @@ def loaded_scheduler(depth: int, spare: int) -> Scheduler:
     work, sink = Work(), object()
     for number in range(depth):
         scheduler.try_enter(number % 8)
-        scheduler.submit(work, sink, level=number % 8, arrival_ns=number, expire_ns=10**15 - number, footprint_tokens=100)
+        scheduler.submit(
+            work, sink, level=number % 8, arrival_ns=number, expire_ns=10**15 - number, footprint_tokens=100
+        )
     while scheduler.round(depth) == depth:
         pass
     scheduler.poll()

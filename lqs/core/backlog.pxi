@@ -147,8 +147,15 @@ cdef void heap_remove(TimeHeap* heap, Entry* table, uint32_t index) noexcept nog
 cdef enum:
     MAX_LANES = 4
     MAX_LEVELS = 16
+    PREFETCH_HOPS = 8
     # A counter counts in tokens / 2**16 at weight 1, so that refunds are exact.
     TOKEN_UNIT = 65536
+
+# An entry's neighbours while it waits. Apart from the entries, because a removal writes to
+# both neighbours in both lists: in a dense array those are mostly in a cache.
+cdef struct Links:
+    uint32_t older, younger     # in its level's order of arrival
+    uint32_t before, behind     # in its key's FIFO
 
 # What waits of one key in one level.
 cdef struct KeyQueue:
@@ -169,6 +176,7 @@ cdef struct Level:
 
 cdef struct BacklogState:
     Entry* table            # the caller's
+    Links* links            # of each entry
     uint32_t* places        # of each entry in its key's heap of deadlines, or NOWHERE
     Level* levels           # lane-major
     int64_t* key_units      # virtual tokens per token
@@ -206,7 +214,8 @@ cdef int backlog_init(BacklogState* b, Entry* table, uint32_t capacity, uint32_t
     b.key_units = <int64_t*> calloc(num_keys, sizeof(int64_t))
     b.levels = <Level*> calloc(num_lanes * num_levels, sizeof(Level))
     b.places = new_places(capacity)
-    if b.levels == NULL or b.key_units == NULL or b.places == NULL:
+    b.links = <Links*> new_lines(capacity * sizeof(Links))
+    if b.levels == NULL or b.key_units == NULL or b.places == NULL or b.links == NULL:
         return -1
     for k in range(num_keys):
         b.key_units[k] = TOKEN_UNIT
@@ -238,7 +247,9 @@ cdef void backlog_free(BacklogState* b) noexcept nogil:
     free(b.levels)
     free(b.key_units)
     free(b.places)
+    free(b.links)
     b.places = NULL
+    b.links = NULL
     b.levels = NULL
     b.key_units = NULL
 
@@ -318,58 +329,65 @@ cdef void backlog_charge(BacklogState* b, uint32_t lane, uint32_t level_no, uint
 
 # --- entries: in and out ----------------------------------------------------------------
 
-cdef inline void fifo_append(Entry* table, KeyQueue* queue, uint32_t index) noexcept nogil:
-    table[index].before = queue.tail
-    table[index].behind = NOWHERE
+cdef inline void fifo_append(Links* links, KeyQueue* queue, uint32_t index) noexcept nogil:
+    links[index].before = queue.tail
+    links[index].behind = NOWHERE
     if queue.tail == NOWHERE:
         queue.head = index
     else:
-        table[queue.tail].behind = index
+        links[queue.tail].behind = index
     queue.tail = index
 
 
-cdef inline void fifo_unlink(Entry* table, KeyQueue* queue, uint32_t index) noexcept nogil:
-    cdef Entry* entry = &table[index]
-    if entry.before == NOWHERE:
-        queue.head = entry.behind
+cdef inline void fifo_unlink(Links* links, KeyQueue* queue, uint32_t index) noexcept nogil:
+    cdef Links own = links[index]
+    if own.before == NOWHERE:
+        queue.head = own.behind
     else:
-        table[entry.before].behind = entry.behind
-    if entry.behind == NOWHERE:
-        queue.tail = entry.before
+        links[own.before].behind = own.behind
+    if own.behind == NOWHERE:
+        queue.tail = own.before
     else:
-        table[entry.behind].before = entry.before
+        links[own.behind].before = own.before
 
 
-cdef inline void age_append(Entry* table, Level* level, uint32_t index) noexcept nogil:
-    table[index].older = level.youngest
-    table[index].younger = NOWHERE
+cdef inline void age_append(Links* links, Level* level, uint32_t index) noexcept nogil:
+    links[index].older = level.youngest
+    links[index].younger = NOWHERE
     if level.youngest == NOWHERE:
         level.oldest = index
     else:
-        table[level.youngest].younger = index
+        links[level.youngest].younger = index
     level.youngest = index
 
 
-# With many waiting, the next of a level is in no cache when its turn comes, unless it was
-# asked for a turn ahead.
-cdef inline void prefetch_entry(Entry* table, uint32_t index) noexcept nogil:
+cdef inline void age_unlink(Links* links, Level* level, uint32_t index) noexcept nogil:
+    cdef Links own = links[index]
+    if own.older == NOWHERE:
+        level.oldest = own.younger
+    else:
+        links[own.older].younger = own.younger
+    if own.younger == NOWHERE:
+        level.youngest = own.older
+    else:
+        links[own.younger].older = own.older
+
+
+# With many waiting, an entry is in no cache when its turn comes, unless it was asked for
+# before. So ask for the one that is a few turns from being the oldest, and for the next of
+# the heap; the links lead there cheaply.
+cdef void prefetch_next(BacklogState* b, const Level* level,
+                        const KeyQueue* queue) noexcept nogil:
+    cdef uint32_t index = level.oldest
+    cdef int hops = 0
+    while index != NOWHERE and hops < PREFETCH_HOPS:
+        index = b.links[index].younger
+        hops += 1
     if index != NOWHERE:
-        prefetch(&table[index])
-        prefetch(&table[index].work)
-
-
-cdef inline void age_unlink(Entry* table, Level* level, uint32_t index) noexcept nogil:
-    cdef Entry* entry = &table[index]
-    if entry.older == NOWHERE:
-        level.oldest = entry.younger
-        if level.oldest != NOWHERE:
-            prefetch_entry(table, table[level.oldest].younger)
-    else:
-        table[entry.older].younger = entry.younger
-    if entry.younger == NOWHERE:
-        level.youngest = entry.older
-    else:
-        table[entry.younger].older = entry.older
+        prefetch(&b.table[index])
+    if queue.deadlines.size:
+        prefetch(&b.table[queue.deadlines.nodes[0].index])
+        prefetch(&b.links[queue.deadlines.nodes[0].index])
 
 
 # Arrival numbers must grow from push to push.
@@ -377,10 +395,10 @@ cdef void backlog_push(BacklogState* b, uint32_t index) noexcept nogil:
     cdef Entry* entry = &b.table[index]
     cdef Level* level = level_of(b, entry.lane, entry.level)
     cdef KeyQueue* queue = &level.queues[entry.key]
-    age_append(b.table, level, index)
+    age_append(b.links, level, index)
     if entry.deadline_ns == 0 or not heap_push(&queue.deadlines, b.table, index,
                                                entry.deadline_ns):
-        fifo_append(b.table, queue, index)
+        fifo_append(b.links, queue, index)
     if queue.place == NOWHERE:
         key_join(level, entry.key, entry.arrival_no)
     level.num_waiting += 1
@@ -392,15 +410,16 @@ cdef void backlog_remove(BacklogState* b, uint32_t index) noexcept nogil:
     cdef Entry* entry = &b.table[index]
     cdef Level* level = level_of(b, entry.lane, entry.level)
     cdef KeyQueue* queue = &level.queues[entry.key]
-    age_unlink(b.table, level, index)
+    age_unlink(b.links, level, index)
     if b.places[index] != NOWHERE:
         heap_remove(&queue.deadlines, b.table, index)
     else:
-        fifo_unlink(b.table, queue, index)
+        fifo_unlink(b.links, queue, index)
     if queue.head == NOWHERE and queue.deadlines.size == 0:
         key_leave(level, entry.key)
     level.num_waiting -= 1
     b.num_waiting -= 1
+    prefetch_next(b, level, queue)
 
 
 # --- the order --------------------------------------------------------------------------

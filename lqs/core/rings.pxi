@@ -17,12 +17,24 @@ cdef extern from "<stdlib.h>" nogil:
     void* aligned_alloc(size_t alignment, size_t size)
 
 
+cdef extern from "<sys/mman.h>" nogil:
+    int madvise(void* address, size_t size, int advice)
+    const int MADV_HUGEPAGE
+
+cdef enum:
+    LINE_BYTES = 64
+    HUGE_PAGE_BYTES = 2 * 1024 * 1024
+
 # Zeroed memory that begins a cache line, so that the pads in the structs mean what they
-# say; NULL: no memory.
+# say; NULL: no memory. What is larger than a huge page asks for huge pages: with many
+# waiting, the walk of the page tables costs more than the miss it is for.
 cdef void* new_lines(size_t num_bytes) noexcept nogil:
-    cdef size_t rounded = (num_bytes + 63) & ~<size_t> 63
-    cdef void* memory = aligned_alloc(64, rounded)
+    cdef size_t unit = LINE_BYTES if num_bytes < HUGE_PAGE_BYTES else HUGE_PAGE_BYTES
+    cdef size_t rounded = (num_bytes + unit - 1) & ~(unit - 1)
+    cdef void* memory = aligned_alloc(unit, rounded)
     if memory != NULL:
+        if unit == HUGE_PAGE_BYTES:
+            madvise(memory, rounded, MADV_HUGEPAGE)
         memset(memory, 0, num_bytes)
     return memory
 

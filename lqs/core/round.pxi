@@ -186,7 +186,7 @@ cdef bint start(SchedulerState* s, Choice choice, uint32_t slot, int64_t now_ns)
     # and the ledger counted this one.
     if not ring_try_push(&s.slots[slot].dispatch, <uint64_t> <size_t> attempt):
         bump(&books.num_broken, 1)
-    s.slots[slot].has_starts = True
+    s.slots[slot].has_news = True
     return True
 
 
@@ -275,7 +275,7 @@ cdef void cancel_one(SchedulerState* s, uint32_t index, int64_t now_ns) noexcept
     elif entry.state == RUNNING:
         # Its worker looks at the flag between steps, but may sleep: all its sequences
         # may be waiting for room in their out-buffers.
-        s.slots[entry.attempt.slot].has_starts = True
+        s.slots[entry.attempt.slot].has_news = True
     # Else it has ended since. The message cannot mean a later request in the same entry:
     # that one's OP_SUBMIT would have come after it.
 
@@ -380,8 +380,8 @@ cdef void wake_others(SchedulerState* s) noexcept nogil:
     cdef Books* books = books_of(s)
     cdef uint32_t i
     for i in range(s.num_slots):
-        if s.slots[i].has_starts:
-            s.slots[i].has_starts = False
+        if s.slots[i].has_news:
+            s.slots[i].has_news = False
             wake(&s.slots[i].waker)
     if books.has_told_loop:
         books.has_told_loop = False

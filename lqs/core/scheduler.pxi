@@ -297,7 +297,7 @@ cdef class Scheduler:
         cdef uint32_t index = self.free_head
         self.has_begun = True
         if index != NOWHERE:
-            self.free_head = self.state.table[index].behind
+            self.free_head = self.state.table[index].next_free
         elif self.num_touched < self.state.capacity:
             index = self.num_touched
             self.num_touched += 1
@@ -461,7 +461,7 @@ cdef class Scheduler:
             Py_DECREF(<object> owner)
         entry.attempt = NULL
         entry.generation = entry.generation % 0x0FFFFFFFU + 1
-        entry.behind = self.free_head
+        entry.next_free = self.free_head
         self.free_head = index
         self.num_live -= 1
         Py_DECREF(<object> sink)
@@ -538,7 +538,7 @@ cdef class Scheduler:
         # The cells: 3 to submit, 2 to be told by the scheduler, 1 by each worker.
         cdef uint64_t num_cells = 3 + 2 + self.state.num_slots
         return (sizeof(Entry) + num_cells * sizeof(uint64_t) + sizeof(Timed) + 2 * sizeof(Timed)
-                + 2 * sizeof(uint32_t))
+                + 2 * sizeof(uint32_t) + sizeof(Links))
 
     def snapshot(self):
         """All counters, each exact, not all of one moment."""

@@ -58,8 +58,9 @@ class KeyQueue:
 class Backlog:
     """Lanes x levels x keys x (deadline, arrival), with aging."""
 
-    def __init__(self, *, num_lanes, num_levels, num_keys, aging_step_ns, aged_every,
-                 key_weights, lane_weights, num_places):
+    def __init__(
+        self, *, num_lanes, num_levels, num_keys, aging_step_ns, aged_every, key_weights, lane_weights, num_places
+    ):
         self.num_levels = num_levels
         self.aging_step_ns = aging_step_ns
         self.aged_every = aged_every
@@ -201,13 +202,15 @@ class Slot:
     running: list = field(default_factory=list)
 
     def serves(self, waiter):
-        return (not self.is_buried and self.model == waiter.model
-                and waiter.footprint <= self.kv_tokens)
+        return not self.is_buried and self.model == waiter.model and waiter.footprint <= self.kv_tokens
 
     def has_room(self, waiter):
         reserved = sum(w.footprint for w in self.running)
-        return (self.serves(waiter) and len(self.running) < self.num_sequences
-                and reserved + waiter.footprint <= self.kv_tokens)
+        return (
+            self.serves(waiter)
+            and len(self.running) < self.num_sequences
+            and reserved + waiter.footprint <= self.kv_tokens
+        )
 
 
 class Scheduler:
@@ -282,8 +285,7 @@ class Scheduler:
             self.end_waiting(waiter, "expired")
 
     def place(self, waiter):
-        able = [(len(slot.running) / slot.weight, i)
-                for i, slot in enumerate(self.slots) if slot.has_room(waiter)]
+        able = [(len(slot.running) / slot.weight, i) for i, slot in enumerate(self.slots) if slot.has_room(waiter)]
         return min(able)[1] if able else None
 
     def start_waiting(self):

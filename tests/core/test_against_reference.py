@@ -242,9 +242,7 @@ class SchedulersAgree(RuleBasedStateMachine):
             aged_every=aged_every,
         )
         for model, kv_tokens, num_sequences, weight in slots:
-            self.scheduler.add_device_slot(
-                model=model, kv_tokens=kv_tokens, num_sequences=num_sequences, weight=weight
-            )
+            self.scheduler.add_device_slot(model=model, kv_tokens=kv_tokens, num_sequences=num_sequences, weight=weight)
         self.twin = reference.Scheduler(
             reference.Backlog(
                 num_lanes=2,
@@ -368,7 +366,6 @@ class SchedulersAgree(RuleBasedStateMachine):
             assert figures["num_waiting"] == len(waiting)
             submitted = [w for m, w, *_ in self.twin.messages if m == "submit" and w.level == level]
             assert figures["num_entered"] == len(waiting) + len(submitted)
-
 
 
 def suite(machine):
