@@ -111,7 +111,7 @@ sdist: $(VENV)/.dev  ## sdist -> wheel -> empty environment
 	@LQS_NATIVE=0 $(PIP) wheel --no-build-isolation --no-deps -w dist dist/*.tar.gz
 	@! unzip -l dist/*.whl | grep -E '\.(c|cpp|h|pyx|pxd|pxi)$$' || { echo "sources in the wheel"; exit 1; }
 	@$(PYTHON) -m venv build/wheel && build/wheel/bin/python -m pip -q install dist/*.whl
-	@cd build && wheel/bin/lqs models list
+	@cd build && wheel/bin/lqs models list && wheel/bin/python -c "import lqs.engine.library"
 	@ls -sh dist
 
 clean:  ## remove what was built; the environment and the models stay
