@@ -25,6 +25,7 @@ from lqs.admission.keys import KeyRing
 from lqs.admission.prompts import Prompts
 from lqs.api.app import create_app
 from lqs.api.services import Services
+from lqs.collector import Collector
 from lqs.config import Config
 from lqs.engine import library
 from lqs.engine.gguf import read_header
@@ -69,6 +70,7 @@ class Server:
         self._reload_config = reload_config
         self._stop_wanted = asyncio.Event()
         self._http: HttpServer | None = None
+        self._collector = Collector()
         self.port = 0
         self.is_listening = asyncio.Event()
         self.hung: list[str] = []
@@ -139,6 +141,7 @@ class Server:
         loading.result()
         self._desk.start(asyncio.get_running_loop())
         self._models.start()
+        self._collector.start(time.monotonic_ns())
         return True
 
     async def _drain(self) -> None:
@@ -167,15 +170,17 @@ class Server:
             self.hung.append("workers")
         if not self._desk.close(limit_s):
             self.hung.append("lqs-scheduler")
+        self._collector.stop()
         if self.hung:
             self._log.warning("left behind", threads=",".join(self.hung))
         self._log.info("stopped")
 
     async def _watch(self) -> None:
-        """Say in the log when a device slot stops working, and when it works again."""
+        """Say in the log when a device slot stops working, and when it works again; collect garbage."""
         healthy: dict[str, bool] = {}
         while True:
             self._look(healthy)
+            self._collector.tend(self._desk.num_inside, time.monotonic_ns())
             await asyncio.sleep(_WATCH_INTERVAL_S)
 
     def _look(self, healthy: dict[str, bool]) -> None:
