@@ -45,6 +45,22 @@ def test_a_greedy_answer_is_the_same_alone_and_among_others(rig):
     assert all(a.text for a in alone)
 
 
+@pytest.mark.parametrize("cache_prompt", [False, True])
+def test_a_greedy_answer_does_not_depend_on_who_came_and_went(default_model, cache_prompt):
+    """A small cache, requests of many lengths: cells are dropped and laid out again and again."""
+    with Rig(default_model, n_ctx=1536, n_seq=6, threads=1, num_cached=6) as rig:
+        prompts = [chat(p) for p in PROMPTS]
+        alone = [rig.ask(p, max_tokens=8 + 5 * (i % 6), temperature=0.0, cache_prompt=False, ignore_eos=True).text
+                 for i, p in enumerate(prompts)]
+        for _ in range(2):
+            among = [rig.submit(p, max_tokens=8 + 5 * (i % 6), temperature=0.0, cache_prompt=cache_prompt,
+                                ignore_eos=True) for i, p in enumerate(prompts)]
+            rig.finish(*among)
+            assert [a.text for a in among] == alone
+        assert rig.worker.snapshot()["num_compactions"] > 0
+        assert rig.worker.snapshot()["cells_used"] == rig.worker.count_cells()
+
+
 def test_usage_adds_up_to_the_ledger_and_to_the_workers_count(rig):
     before = rig.worker.snapshot()["generated_tokens"], rig.scheduler.key_usage(0)["completion_tokens"]
     answers = [rig.submit(chat(p), max_tokens=9, temperature=0.0, ignore_eos=True) for p in PROMPTS]
@@ -308,7 +324,7 @@ def test_an_assert_kills_one_device_slot_and_nothing_else(default_model):
         assert finishes == [_core.Finish.FINISH_LENGTH] * 2 + [_core.Finish.FINISH_DEVICE] * 2
         assert rig.worker.state == "dead"
         assert rig.worker.is_parked
-        assert "n_batch" in rig.worker.death
+        assert "seq_id_src" in rig.worker.death
         assert rig.workers[1].state == "ready"
         later = rig.ask(chat("Hello"), max_tokens=4, ignore_eos=True)
         assert later.outcome.finish == _core.Finish.FINISH_LENGTH
