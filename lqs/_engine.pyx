@@ -78,7 +78,7 @@ cdef enum Phase:
 
 cdef enum:
     LEVEL_NONE = 255
-    GARBAGE_MIN = 1024              # cells of garbage under which compacting is not worth it
+    GARBAGE_MIN = 512               # cells of garbage under which compacting is not worth it
     COMPACT_BYTES_MAX = 1 << 30     # host memory that a compaction may take
 
 cdef enum WorkerState:
