@@ -65,7 +65,7 @@ fix: $(VENV)/.dev  ## mend style
 lint: $(VENV)/.dev  ## style and complexity
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
-	@$(VENV)/bin/cython-lint $(wildcard lqs/*.pyx lqs/*.pxd lqs/*/*.pxi lqs/*/*.pxd)
+	@PATH=$(abspath $(VENV))/bin:$$PATH cython-lint $(wildcard lqs/*.pyx lqs/*.pxd lqs/*/*.pxi lqs/*/*.pxd)
 
 types: $(VENV)/.dev build  ## mypy strict, and the stubs beside the compiled modules
 	@$(PY) -m mypy

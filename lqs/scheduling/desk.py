@@ -170,6 +170,16 @@ class Desk:
         if request.handle is not None:
             self.scheduler.cancel(request.handle)
 
+    def pause(self, request: Request) -> None:
+        """Let its text stay with its worker, which pauses it when its buffer is full."""
+        if request.handle is not None:
+            self.scheduler.hold(request.handle)
+
+    def resume(self, request: Request) -> None:
+        """Let its text come again, what was held back first. A cancel does so too."""
+        if request.handle is not None:
+            self.scheduler.resume(request.handle)
+
     def cancel_all(self, reason: str) -> None:
         """Cancel everything that is left; `reason` is what each is told."""
         for ticket in self._live:
