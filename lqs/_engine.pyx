@@ -52,7 +52,6 @@ from lqs._core cimport (
 )
 
 import array
-import os
 
 from lqs.engine.native cimport *
 

@@ -73,7 +73,13 @@ async def compare(server: Server, setup: Setup, num_streams: int) -> list[Row]:
     same = sum(a.ok and a.text == b.text for a, b in zip(alone, together, strict=True))
     name = setup.model.stem
     return [
-        Row(None, f"{name}: streams that complete, of {num_streams}", "streams", (complete,), passed=complete == num_streams),
+        Row(
+            None,
+            f"{name}: streams that complete, of {num_streams}",
+            "streams",
+            (complete,),
+            passed=complete == num_streams,
+        ),
         Row(None, f"{name}: with exactly the text they have alone", "streams", (same,)),
         Row(None, f"{name}: usage adds up to the ledger", "yes=1", (float(is_whole),), passed=is_whole),
     ]

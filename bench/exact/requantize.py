@@ -6,13 +6,13 @@ import ctypes
 import sys
 from pathlib import Path
 
+import llama_cpp
+
 F16 = 1  # LLAMA_FTYPE_MOSTLY_F16
 
 
 def to_f16(source: Path, target: Path) -> None:
     """Write `source` with its weights widened to f16. Raises RuntimeError where llama.cpp refuses."""
-    import llama_cpp
-
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = F16
     params.allow_requantize = True

@@ -98,7 +98,8 @@ cdef class Worker:
     cdef int32_t _num_cached
 
     def __cinit__(self, Scheduler scheduler not None, uint32_t slot, Model model not None, *, int32_t n_ctx,
-                  int32_t n_seq, int32_t n_batch=512, int32_t n_ubatch=CPU_UBATCH_MAX, int32_t threads=1, bint kv_unified=True, bint prefix_cache=True,
+                  int32_t n_seq, int32_t n_batch=512, int32_t n_ubatch=CPU_UBATCH_MAX, int32_t threads=1,
+                  bint kv_unified=True, bint prefix_cache=True,
                   int flash_attn=-1, int32_t num_cached=32, bint compact=True):
         memset(&self._w, 0, sizeof(WorkerData))
         if not 1 <= n_seq <= 256:
@@ -120,7 +121,8 @@ cdef class Worker:
         self._prefix_cache = prefix_cache and model.can_reuse_prefix
         self._flash = flash_attn
         # Compaction needs one sequence id for itself, and a cache whose parts can be copied.
-        self._w.compacting = compact and kv_unified and model.can_reuse_prefix and n_seq < 256
+        self._w.compacting = (compact and kv_unified and model.can_reuse_prefix and n_seq < 256
+                              and flash_attn != 0)
         self._num_cached = 0
         if kv_unified and self._prefix_cache:
             self._num_cached = max(0, min(num_cached, 256 - n_seq - self._w.compacting))

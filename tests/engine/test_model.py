@@ -98,8 +98,9 @@ def test_models_that_cannot_cut_a_sequence_run_without_a_prefix_cache(tmp_path, 
 
 def test_256_sequences_run_in_one_context(tiny):
     with Rig(tiny, n_ctx=256 * 32, n_seq=256) as rig:
-        answers = [rig.submit([40 + i % 100, 41, 42], max_tokens=8, temperature=0.0, ignore_eos=True)
-                   for i in range(300)]
+        answers = [
+            rig.submit([40 + i % 100, 41, 42], max_tokens=8, temperature=0.0, ignore_eos=True) for i in range(300)
+        ]
         rig.finish(*answers)
     assert [a.outcome.num_completion_tokens for a in answers] == [8] * 300
     assert all(a.text == answers[i % 100].text for i, a in enumerate(answers))
