@@ -23,7 +23,7 @@
 # who came and went. So nothing is freed one by one: what is dropped goes to a sequence of
 # its own, the garbage, and stays marked as used. llama.cpp then always takes the next cell
 # above the last one, and every sequence lies in the order of its positions. When garbage
-# outweighs half of what lives, or the end of the cache is reached, `compact` lays the living out
+# outgrows a quarter of what lives, or the end of the cache is reached, `compact` lays the living out
 # from the start again (their states go to host memory and come back, bit for bit). Each
 # cell is copied about once per cell that was freed: microseconds beside a token's
 # milliseconds; and attention, which walks over all cells up to the last, stays short.
@@ -143,7 +143,7 @@ cdef bint make_room(WorkerData* w, uint32_t num_cells) noexcept nogil:
         drop(w, victim)
         w.stats.num_cache_evictions += 1
     if w.garbage > 0 and (w.cells_used + w.garbage + num_cells > w.num_cells
-                          or w.garbage > max(w.cells_used // 2, <uint32_t>GARBAGE_MIN)):
+                          or w.garbage > max(w.cells_used // 4, <uint32_t>GARBAGE_MIN)):
         compact(w)
     return True
 
