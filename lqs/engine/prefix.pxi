@@ -23,10 +23,11 @@
 # who came and went. So nothing is freed one by one: what is dropped goes to a sequence of
 # its own, the garbage, and stays marked as used. llama.cpp then always takes the next cell
 # above the last one, and every sequence lies in the order of its positions. When garbage
-# outgrows a quarter of what lives, or the end of the cache is reached, `compact` lays the living out
-# from the start again (their states go to host memory and come back, bit for bit). Each
-# cell is copied about once per cell that was freed: microseconds beside a token's
-# milliseconds; and attention, which walks over all cells up to the last, stays short.
+# outgrows a quarter of what lives, or the end of the cache is reached, `compact` lays the
+# living out from the start again (their states go to host memory and come back, bit for
+# bit). That copies some four cells for one that was freed, tens of microseconds a token;
+# but attention walks over all cells up to the last one, and a quarter is where the sum of
+# both is least (the default model, 32 sequences, one thread).
 # A split cache has this order by itself, a GPU's attention does not round by cell order:
 # both free at once.
 #
