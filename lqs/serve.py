@@ -225,7 +225,8 @@ def build(
     desk = Desk(
         scheduler,
         metrics,
-        num_levels=len(config.queue.levels),
+        level_caps=config.level_caps,
+        total_cap=config.queue.total,
         body=library.SchedulerBody(scheduler),
     )
     prompts = Prompts(config.prompts)

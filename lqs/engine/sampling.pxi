@@ -94,7 +94,7 @@ cdef struct SamplingParams:      # One per request; constant once filled.
     bint ignore_eos              # What it bans is in `bias` already.
     uint32_t num_bias
     LogitBias* bias              # Owned.
-    const llama_sampler* grammar # Borrowed prototype: a Grammar outlives its requests.
+    const llama_sampler* grammar  # Borrowed prototype: a Grammar outlives its requests.
 
 cdef struct Edit:
     int32_t token

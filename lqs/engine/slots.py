@@ -267,9 +267,11 @@ class Models:
             n_seq=engine.parallel,
             # llama.cpp takes no step that is larger than its context.
             n_batch=min(engine.n_batch, plan.num_cells),
+            n_ubatch=engine.n_ubatch,
             threads=plan.threads,
             kv_unified=engine.kv_unified,
             prefix_cache=engine.prefix_cache,
+            prefix_sequences=engine.prefix_sequences,
             flash_attention=engine.flash_attention,
             inter_token_target_ms=engine.inter_token_target_ms,
         )

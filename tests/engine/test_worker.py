@@ -45,6 +45,26 @@ def test_a_greedy_answer_is_the_same_alone_and_among_others(rig):
     assert all(a.text for a in alone)
 
 
+@pytest.mark.parametrize("cache_prompt", [False, True])
+def test_a_greedy_answer_does_not_depend_on_who_came_and_went(default_model, cache_prompt):
+    """A small cache, requests of many lengths: cells are dropped and laid out again and again."""
+    with Rig(default_model, n_ctx=1536, n_seq=6, threads=1, num_cached=6) as rig:
+        prompts = [chat(p) for p in PROMPTS]
+        alone = [
+            rig.ask(p, max_tokens=8 + 5 * (i % 6), temperature=0.0, cache_prompt=False, ignore_eos=True).text
+            for i, p in enumerate(prompts)
+        ]
+        for _ in range(2):
+            among = [
+                rig.submit(p, max_tokens=8 + 5 * (i % 6), temperature=0.0, cache_prompt=cache_prompt, ignore_eos=True)
+                for i, p in enumerate(prompts)
+            ]
+            rig.finish(*among)
+            assert [a.text for a in among] == alone
+        assert rig.worker.snapshot()["num_compactions"] > 0
+        assert rig.worker.snapshot()["cells_used"] == rig.worker.count_cells()
+
+
 def test_usage_adds_up_to_the_ledger_and_to_the_workers_count(rig):
     before = rig.worker.snapshot()["generated_tokens"], rig.scheduler.key_usage(0)["completion_tokens"]
     answers = [rig.submit(chat(p), max_tokens=9, temperature=0.0, ignore_eos=True) for p in PROMPTS]
@@ -128,7 +148,9 @@ def test_a_request_past_its_time_limit_ends_with_timeout_and_keeps_what_it_made(
 
 @pytest.mark.parametrize("num_prompt", [31, 32, 33, 64, 65, 200])
 @pytest.mark.parametrize("num_running", [0, 1, 3])
-def test_a_prompt_longer_than_the_batch_is_computed_in_chunks_with_the_same_text(default_model, num_prompt, num_running):
+def test_a_prompt_longer_than_the_batch_is_computed_in_chunks_with_the_same_text(
+    default_model, num_prompt, num_running
+):
     """Case B36: n_batch 32, 4 sequences, prompts around and over the batch size."""
     ids = default_model.tokenize(("one two three four five six seven eight nine ten " * 30).encode())[:num_prompt]
     with Rig(default_model, n_ctx=512, n_seq=4, n_batch=512, threads=1) as rig:
@@ -194,7 +216,7 @@ def test_cells_are_counted_exactly_through_sharing_cutting_and_eviction(default_
 
 @pytest.mark.parametrize(("rc", "finish"), [(2, "ok"), (-1, "one fails"), (-2, "one fails"), (-3, "one fails")])
 def test_each_code_of_llama_decode_has_its_outcome(default_model, rc, finish):
-    """Case B35: a break-off is tried again; below 0 the request that fails alone is ended, the rest go on."""
+    """Case B35: a break-off is tried again; below 0 who fails alone is ended, the rest go on."""
     with Rig(default_model, n_ctx=1024, n_seq=4, threads=1) as rig:
         want = [rig.ask(chat(p), max_tokens=12, temperature=0.0, cache_prompt=False).text for p in PROMPTS[:4]]
         rig.worker.break_at("rc", step=rig.worker.snapshot()["num_steps"] + 6, rc=rc, times=1 if rc == 2 else 2)
@@ -227,7 +249,10 @@ def test_a_device_that_keeps_failing_is_given_up(default_model):
         rig.finish(*answers)
         assert rig.worker.state == "dead"
         assert "kept failing" in rig.worker.death
-        assert all(a.outcome is None or a.outcome.finish in (_core.Finish.FINISH_ERROR, _core.Finish.FINISH_DEVICE) for a in answers)
+        assert all(
+            a.outcome is None or a.outcome.finish in (_core.Finish.FINISH_ERROR, _core.Finish.FINISH_DEVICE)
+            for a in answers
+        )
 
 
 def test_a_reader_that_stalls_pauses_its_own_sequence_only(default_model):
@@ -308,7 +333,7 @@ def test_an_assert_kills_one_device_slot_and_nothing_else(default_model):
         assert finishes == [_core.Finish.FINISH_LENGTH] * 2 + [_core.Finish.FINISH_DEVICE] * 2
         assert rig.worker.state == "dead"
         assert rig.worker.is_parked
-        assert "n_batch" in rig.worker.death
+        assert "seq_id_src" in rig.worker.death
         assert rig.workers[1].state == "ready"
         later = rig.ask(chat("Hello"), max_tokens=4, ignore_eos=True)
         assert later.outcome.finish == _core.Finish.FINISH_LENGTH
@@ -330,11 +355,11 @@ def test_when_the_last_device_slot_dies_the_queue_ends_with_no_device(default_mo
 def test_bad_prompts_and_parameters_are_refused_before_the_worker_sees_them(rig):
     engine, model = rig.engine, rig.model
     for ids in ([], [-1], [model.n_vocab], [2**31 - 1]):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="prompt token"):
             engine.Completion(model, array.array("i", ids), max_tokens=1)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="one token to make"):
         engine.Completion(model, array.array("i", [1]), max_tokens=0)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="logprobs"):
         engine.Completion(model, array.array("i", [1]), max_tokens=1, num_logprobs=21)
 
 
