@@ -24,7 +24,7 @@ FLOORS = (
     {"__main__"},
     {"cli"},
     {"commands"},
-    {"serve", "listen", "collector"},
+    {"serve", "listen", "collector", "process"},
     {"api"},
     {"admission"},
     {"scheduling"},
@@ -38,7 +38,7 @@ FLOORS = (
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Read as one part although they are several files.
-NEIGHBOURS = {("serve", "listen"), ("serve", "collector")}
+NEIGHBOURS = {("serve", "listen"), ("serve", "collector"), ("serve", "process")}
 
 # Each foreign library comes in by one door.
 DOORS = {

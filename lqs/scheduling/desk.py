@@ -55,15 +55,13 @@ class Body(Protocol):
     def stop(self) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class Ticket:
     """A request at the desk, with the sink that wants its events."""
 
-    __slots__ = ("has_started", "request", "sink")
-
-    def __init__(self, request: Request, sink: Sink) -> None:
-        self.request = request
-        self.sink = sink
-        self.has_started = False
+    request: Request
+    sink: Sink
+    has_started: bool = False
 
 
 class Desk:
@@ -177,12 +175,12 @@ class Desk:
             self.scheduler.cancel(request.handle)
 
     def pause(self, request: Request) -> None:
-        """Let its text stay with its worker, which pauses it when its buffer is full."""
+        """Leave its text with its worker, which pauses it when its buffer is full, until `resume` or `cancel`."""
         if request.handle is not None:
             self.scheduler.hold(request.handle)
 
     def resume(self, request: Request) -> None:
-        """Let its text come again, what was held back first. A cancel does so too."""
+        """Let its text come again, what was held back first."""
         if request.handle is not None:
             self.scheduler.resume(request.handle)
 
