@@ -476,6 +476,8 @@ cdef class Scheduler:
     cdef uint32_t lifted_head       # entries that were held and are not any more
     cdef uint32_t num_live
     cdef uint64_t num_arrived
+    cdef uint64_t num_held          # entries whose HOLD_ON is up
+    cdef uint64_t num_starved       # times a worker was found to wait for room in `out`
     cdef uint64_t num_kept          # attempts left to the workers of dead device slots
     cdef bint has_begun             # no more device slots may be added
     cdef object __weakref__
@@ -485,6 +487,7 @@ cdef class Scheduler:
     cdef int tell_output(self, list out, void* sink, Attempt* attempt) except -1
     cdef int tell_settled(self, list out, uint32_t index, Attempt* attempt) except -1
     cdef void lift(self, uint32_t index) noexcept
+    cdef void count_out(self, const Entry* entry) noexcept
     cdef int poll_worker(self, list out, DeviceSlot* slot) except -1
     cdef int poll_lifted(self, list out) except -1
     cdef int poll_scheduler(self, list out, uint64_t num_cells) except -1

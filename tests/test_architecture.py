@@ -24,7 +24,7 @@ FLOORS = (
     {"__main__"},
     {"cli"},
     {"commands"},
-    {"serve", "listen"},
+    {"serve", "listen", "collector", "process"},
     {"api"},
     {"admission"},
     {"scheduling"},
@@ -37,8 +37,8 @@ FLOORS = (
     {"_core"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-# Read as one part although they are two files.
-NEIGHBOURS = {("serve", "listen")}
+# Read as one part although they are several files.
+NEIGHBOURS = {("serve", "listen"), ("serve", "collector"), ("serve", "process")}
 
 # Each foreign library comes in by one door.
 DOORS = {

@@ -339,8 +339,9 @@ cdef class Scheduler:
         that is settled cannot be held: nothing happens.
         """
         cdef Entry* entry = self.live(handle)
-        if entry != NULL and not load_relaxed32(&entry.cancel):
+        if entry != NULL and not load_relaxed32(&entry.cancel) and not entry.hold & HOLD_ON:
             entry.hold |= HOLD_ON
+            self.num_held += 1
 
     def resume(self, uint64_t handle):
         """Tell what was held back, with the next poll(); the loop is woken for it."""
@@ -351,12 +352,17 @@ cdef class Scheduler:
     # the worker's ring brings itself to notice.
     cdef void lift(self, uint32_t index) noexcept:
         cdef Entry* entry = &self.state.table[index]
+        self.count_out(entry)
         entry.hold &= ~<uint32_t> HOLD_ON
         if entry.hold & (HOLD_WORD | HOLD_END) and not entry.hold & HOLD_LISTED:
             entry.hold |= HOLD_LISTED
             entry.next_lifted = self.lifted_head
             self.lifted_head = index
             wake(&self.state.loop_waker)
+
+    cdef inline void count_out(self, const Entry* entry) noexcept:
+        if entry.hold & HOLD_ON:
+            self.num_held -= 1
 
     # --- out ----------------------------------------------------------------------------
 
@@ -475,6 +481,7 @@ cdef class Scheduler:
         finish = load_acquire32(&attempt.finish)
         self.tell_output(out, sink, attempt)
         if load_relaxed32(&attempt.starved):
+            self.num_starved += 1
             store_relaxed32(&attempt.starved, 0)
             wake(&self.state.slots[attempt.slot].waker)
         if finish != FINISH_NONE and not attempt.told_finished:
@@ -525,6 +532,7 @@ cdef class Scheduler:
             free(entry.attempt)
             Py_DECREF(<object> owner)
         entry.attempt = NULL
+        self.count_out(entry)
         entry.hold = 0
         entry.generation = entry.generation % 0x0FFFFFFFU + 1
         entry.next_free = self.free_head
@@ -618,6 +626,12 @@ cdef class Scheduler:
             "slots": [{**slot_figures(&books.ledger.slots[i]),
                        "is_dead": bool(is_dead(self.state, i))}
                       for i in range(self.state.num_slots)],
+            "lanes": [lane_figures(&books.lanes[i]) for i in range(books.backlog.num_lanes)],
+            # By name: what lies in it, and what fits.
+            "rings": {"submit": ring_figures(&self.state.submit),
+                      "events": ring_figures(&self.state.events),
+                      **{f"events_{i}": ring_figures(&self.state.slots[i].events)
+                         for i in range(self.state.num_slots)}},
             "num_entered": load_relaxed(&books.total.taken),
             "num_running": load_relaxed(&books.num_running),
             "num_decisions": load_relaxed(&books.num_decisions),
@@ -625,6 +639,8 @@ cdef class Scheduler:
             "num_broken": load_relaxed(&books.num_broken),
             "num_live": self.num_live,
             "num_kept": self.num_kept,
+            "num_held": self.num_held,
+            "num_starved": self.num_starved,
             "table_capacity": self.state.capacity,
         }
 
@@ -697,6 +713,18 @@ cdef class Scheduler:
         """Declare a device slot dead, from any thread; there is no way back."""
         self.check_slot(slot)
         report_dead(self.state, slot)
+
+
+cdef tuple ring_figures(Ring* ring):
+    return ring_size(ring), ring.capacity
+
+
+cdef dict lane_figures(LaneBook* book):
+    return {
+        "num_waiting": load_relaxed(&book.num_waiting),
+        "num_running": load_relaxed(&book.num_running),
+        "num_started": load_relaxed(&book.num_started),
+    }
 
 
 cdef dict level_figures(LevelBook* book, Permit* permit):

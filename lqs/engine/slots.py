@@ -51,6 +51,7 @@ class Slot:
     device: str
     worker: Worker
     kv_tokens: int
+    number: int  # The core's.
     thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -63,6 +64,11 @@ class Slot:
         began_ns = self.worker.step_began_ns
         is_stalled = began_ns > 0 and now_ns - began_ns > stall_s * NS_PER_S
         return self.worker.state == "ready" and not is_stalled
+
+    @property
+    def state(self) -> str:
+        """Its worker's state; "parked" if a thread stands inside libllama for good."""
+        return "parked" if self.worker.is_parked else self.worker.state
 
     def close(self, limit_s: float) -> bool:
         """Stop and free it; False if its thread is parked or does not end, nothing is freed then."""
@@ -241,7 +247,8 @@ class Models:
             slot.device: {
                 **slot.worker.snapshot(),
                 "is_healthy": slot.is_healthy(now_ns, stall_s),
-                "num_kv_tokens": slot.kv_tokens,
+                "state": slot.state,
+                "slot": slot.number,
             }
             for slot in self.slots
         }
@@ -275,7 +282,7 @@ class Models:
             flash_attention=engine.flash_attention,
             inter_token_target_ms=engine.inter_token_target_ms,
         )
-        return Slot(device, worker, plan.kv_tokens)
+        return Slot(device, worker, plan.kv_tokens, number)
 
 
 def _read_template(path: str) -> str:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from lqs._core import (
@@ -28,6 +29,7 @@ from lqs._core import (
 from lqs.config import Config
 from lqs.errors import RETRY_AFTER_S_MAX, RequestRefused
 from lqs.request import NS_PER_S, Outcome, Request, RequestState, Sink
+from lqs.scheduling.places import Places, Seats
 
 # Nothing has started yet, so nothing is known about how fast places come free.
 _UNKNOWN_WAIT_S = 5.0
@@ -53,14 +55,13 @@ class Body(Protocol):
     def stop(self) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class Ticket:
     """A request at the desk, with the sink that wants its events."""
 
-    __slots__ = ("request", "sink")
-
-    def __init__(self, request: Request, sink: Sink) -> None:
-        self.request = request
-        self.sink = sink
+    request: Request
+    sink: Sink
+    has_started: bool = False
 
 
 class Desk:
@@ -77,7 +78,8 @@ class Desk:
         scheduler: Scheduler,
         observer: Observer,
         *,
-        num_levels: int,
+        level_caps: Sequence[int],
+        total_cap: int,
         body: Body | None = None,
     ) -> None:
         self.scheduler = scheduler
@@ -86,10 +88,9 @@ class Desk:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         # When the next place of each class is spoken for, in the eyes of those refused so far.
-        self._next_place_ns = [0] * num_levels
+        self._next_place_ns = [0] * len(level_caps)
+        self._places = Places(level_caps, total_cap, self._seats)
         self._live: set[Ticket] = set()
-        # Requests between their place and the core; with the live ones, all that are inside.
-        self._num_entering = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -115,18 +116,19 @@ class Desk:
         return not self._thread.is_alive()
 
     def try_enter(self, request: Request) -> bool:
-        """Take a place in the request's class, if there is one."""
-        if not self.scheduler.try_enter(request.level):
+        """Take a place in the request's class, if there is one or it can start at once."""
+        if not self._places.has_room(request.level) or not self.scheduler.try_enter(request.level):
             return False
         request.holds_permit = True
-        self._num_entering += 1
+        self._places.enter(request.level)
         self._idle.clear()
         return True
 
     def leave(self, request: Request) -> None:
         """Give back a place that was taken and not used."""
         if request.holds_permit:
-            self._hand_over(request)
+            request.holds_permit = False
+            self._places.leave(request.level)
             self.scheduler.leave(request.level)
             self._check_idle()
 
@@ -140,7 +142,7 @@ class Desk:
         """Hand the request, with its place, to the scheduler. Raises RequestRefused."""
         ticket = Ticket(request, sink)
         # From here on the place is the core's, also if it has no room in its table.
-        self._hand_over(request)
+        request.holds_permit = False
         try:
             request.handle = self.scheduler.submit(
                 work,
@@ -158,11 +160,13 @@ class Desk:
                 footprint_tokens=request.footprint_tokens,
             )
         except TableFull:
+            self._places.leave(request.level)
             self._check_idle()
             request.state, request.reason = RequestState.REFUSED, "queue_full"
             wait_s = self.retry_after_s(request.level, time.monotonic_ns())
             message = "The server holds as many requests as it can."
             raise RequestRefused("queue_full", message, retry_after_s=wait_s) from None
+        self._places.submit(request)
         self._live.add(ticket)
 
     def cancel(self, request: Request) -> None:
@@ -171,12 +175,12 @@ class Desk:
             self.scheduler.cancel(request.handle)
 
     def pause(self, request: Request) -> None:
-        """Let its text stay with its worker, which pauses it when its buffer is full."""
+        """Leave its text with its worker, which pauses it when its buffer is full, until `resume` or `cancel`."""
         if request.handle is not None:
             self.scheduler.hold(request.handle)
 
     def resume(self, request: Request) -> None:
-        """Let its text come again, what was held back first. A cancel does so too."""
+        """Let its text come again, what was held back first."""
         if request.handle is not None:
             self.scheduler.resume(request.handle)
 
@@ -195,7 +199,7 @@ class Desk:
     @property
     def num_inside(self) -> int:
         """Requests with a place, whatever their state."""
-        return self._num_entering + len(self._live)
+        return self._places.num_inside
 
     def position(self, request: Request) -> int | None:
         """Its place in the queue, from 1, estimated; None when it does not wait."""
@@ -240,6 +244,8 @@ class Desk:
             sink.output(*rest)
         elif kind == EV_STARTED:
             request.state = RequestState.RUNNING
+            ticket.has_started = True
+            self._places.start(request.level)
             self._observer.started(request, rest[0])
             sink.started(rest[0])
         elif kind == EV_FINISHED:
@@ -262,13 +268,14 @@ class Desk:
 
     def _settle(self, ticket: Ticket) -> None:
         self._live.discard(ticket)
+        self._places.settle(ticket.request, has_run=ticket.has_started)
         ticket.request.handle = None
         self._check_idle()
         ticket.sink.settled()
 
-    def _hand_over(self, request: Request) -> None:
-        request.holds_permit = False
-        self._num_entering -= 1
+    def _seats(self) -> Seats:
+        slots = [slot for slot in self.scheduler.snapshot()["slots"] if not slot["is_dead"]]
+        return Seats(sum(slot["num_sequences"] for slot in slots), sum(slot["capacity"] for slot in slots))
 
     def _check_idle(self) -> None:
         if self.num_inside == 0:
@@ -276,12 +283,17 @@ class Desk:
 
 
 def make_scheduler(config: Config, key_weights: list[float]) -> Scheduler:
-    """The core's scheduler with the bounds of the config."""
+    """The core's scheduler with the bounds of the config.
+
+    In the core a request holds its place until it has started, so there are places there for those
+    that only pass through too; `Places` has the exact count.
+    """
     queue = config.queue
+    num_sequences = len(config.engine.devices) * config.engine.parallel
     return Scheduler(
         table_capacity=queue.table_capacity,
-        level_caps=config.level_caps,
-        total_cap=queue.total,
+        level_caps=[cap + num_sequences for cap in config.level_caps],
+        total_cap=queue.total + num_sequences,
         num_keys=len(key_weights),
         key_weights=key_weights,
         aging_step_ns=int(queue.aging_step_s * NS_PER_S),

@@ -31,7 +31,7 @@ class Door:
         self.core = make_scheduler(self.config, [1.0] * 8)
         self.core.add_device_slot(kv_tokens=1000, num_sequences=1)
         self.seen = Told()
-        self.desk = Desk(self.core, self.seen, num_levels=5)
+        self.desk = Desk(self.core, self.seen, level_caps=self.config.level_caps, total_cap=self.config.queue.total)
         self.models = OneModel()
         self.prompts = Prompts(PromptsConfig(threads=1))
         self.gate = Gate(
@@ -46,6 +46,12 @@ class Door:
         sink = Told()
         asyncio.run(self.gate.admit(request, source or text("hello"), sink))
         return sink
+
+    def fill(self) -> None:
+        """Let one run on the only sequence."""
+        self.admit(now())
+        self.core.round(time.monotonic_ns())
+        self.desk.drain_events()
 
     def is_empty(self) -> bool:
         return self.desk.num_inside == 0 and not any(self.core.num_entered(level) for level in range(5))
@@ -98,23 +104,26 @@ def test_a_client_may_ask_for_less_time_not_for_more(
 
 def test_a_full_class_refuses_at_once_and_says_when_to_come_back() -> None:
     door = Door(**{"queue.caps": [1]})
+    door.fill()
     door.admit(now())
     error = refused(door, now())
     assert (error.status, error.reason) == (429, "queue_full")
     assert "normal" in error.message
     # Another class still has room.
     door.admit(now(priority=4))
-    assert door.desk.num_inside == 2
+    assert door.desk.num_inside == 3
 
 
 def test_the_refused_do_not_all_return_together() -> None:
     door = Door(**{"queue.caps": [0]})
+    door.fill()
     waits = {refused(door, now()).headers["retry-after-ms"] for _ in range(20)}
     assert len(waits) > 10
 
 
 def test_places_are_taken_before_the_prompt_is_made() -> None:
     door = Door(**{"queue.caps": [1]})
+    door.fill()
     rendered = []
 
     def render() -> list[Segment]:

@@ -102,7 +102,7 @@ class House:
         self.ring = KeyRing(self.config)
         observer = Switch()
         scheduler = make_scheduler(self.config, self.ring.weights())
-        self.desk = Desk(scheduler, observer, num_levels=len(self.config.queue.levels))
+        self.desk = Desk(scheduler, observer, level_caps=self.config.level_caps, total_cap=self.config.queue.total)
         self.prompts = Prompts(self.config.prompts)
         self.gate = Gate(self.config, desk=self.desk, models=self.models, prompts=self.prompts)
         self.metrics = Metrics(

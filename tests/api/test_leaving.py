@@ -221,11 +221,10 @@ async def test_what_a_drain_cuts_off_is_told_so(tmp_path):
 
 @driven
 async def test_the_bound_holds_for_six_at_once():
-    """B37: one slot, queue of one: 1 runs, 1 waits, 4 get 429 with Retry-After."""
+    """B37: one slot, queue of one, six before any has started: 1 runs, 1 waits, 4 get 429 with Retry-After."""
     house = House(queue={"caps": [1], "total": 1})
-    first = house.call("POST", CHAT, HI)
+    first, *others = [house.call("POST", CHAT, HI) for _ in range(6)]
     (running,) = await house.starts()
-    others = [house.call("POST", CHAT, HI) for _ in range(5)]
     await until(lambda: sum(other.status == 429 for other in others) == 4)
     for other in others:
         if other.status == 429:
@@ -245,11 +244,12 @@ async def test_the_bound_holds_while_prompts_are_made_and_the_model_loads():
     house = House(queue={"caps": [1], "total": 1}, prompts={"threads": 1})
     gate_open = threading.Event()
     house.prompts._pool.submit(gate_open.wait)
-    preparing = house.call("POST", CHAT, HI)
-    await until(lambda: house.desk.scheduler.num_entered(2) == 1)
+    preparing = [house.call("POST", CHAT, HI) for _ in range(2)]
+    await until(lambda: house.desk.scheduler.num_entered(2) == 2)
     assert (await house.ask("POST", CHAT, HI)).status == 429
     gate_open.set()
-    await house.serve(preparing, "x")
+    for call in preparing:
+        await house.serve(call, "x")
     house.served.is_loading = True
     refused = await house.ask("POST", CHAT, HI)
     assert (refused.status, refused.error["code"]) == (503, "model_loading")

@@ -27,7 +27,7 @@ class Scene:
         config = load(None, None, {"engine.parallel": 1, "engine.out_buffer_bytes": 4096} | flags)
         scheduler = make_scheduler(config, [1.0, 1.0])
         self.seen = Told()
-        self.desk = Desk(scheduler, self.seen, num_levels=len(config.queue.levels), body=body)
+        self.desk = Desk(scheduler, self.seen, level_caps=config.level_caps, total_cap=config.queue.total, body=body)
         self.core = scheduler
         self.core.add_device_slot(kv_tokens=1000, num_sequences=num_sequences)
 
@@ -127,11 +127,13 @@ def test_a_paused_request_that_is_cancelled_ends_though_nobody_reads() -> None:
 
 def test_the_place_is_taken_at_arrival_and_given_back_once() -> None:
     scene = Scene(**{"queue.caps": [1], "queue.total": 1})
+    scene.submit(Told())
+    scene.turn()
     request = scene.enter()
     assert not scene.desk.try_enter(Request(id="x", tenant=request.tenant, model="m", arrival_ns=0))
     for _ in range(2):
         scene.desk.leave(request)
-    assert scene.desk.num_inside == 0
+    assert scene.desk.num_inside == 1
     assert scene.core.num_entered(0) == 0
     scene.enter(level=0)
 
