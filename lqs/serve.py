@@ -11,7 +11,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import uvloop
 
@@ -23,6 +23,7 @@ from lqs.api.services import Services
 from lqs.collector import Collector
 from lqs.config import Config
 from lqs.engine import library
+from lqs.engine.drill import Break
 from lqs.engine.gguf import read_header
 from lqs.engine.slots import Models
 from lqs.engine.store import DEFAULT_MODEL, Store, store_folder
@@ -206,8 +207,9 @@ def build(
     *,
     environ: Mapping[str, str] = os.environ,
     reload_config: Callable[[], Config] | None = None,
+    drill: Sequence[Break] = (),
 ) -> Server:
-    """Make and wire all parts; nothing runs yet. Raises StartError."""
+    """Make and wire all parts; nothing runs yet. `drill` is what breaks on purpose. Raises StartError."""
     keys = KeyRing(config)
     check_exposure(config, keys.num_keys)
     path = Store(store_folder(environ)).resolve(config.model.path or DEFAULT_MODEL.name)
@@ -216,7 +218,7 @@ def build(
     log = Log(config.log)
     library.start(verbose=config.log.level == "debug")
     scheduler = make_scheduler(config, keys.weights())
-    models = Models(config, path, scheduler, make_model=library.Model, make_worker=library.make_worker)
+    models = Models(config, path, scheduler, make_model=library.Model, make_worker=library.make_worker, drill=drill)
     metrics = Metrics(
         config,
         model_name=models.names()[0],
@@ -240,10 +242,10 @@ def build(
     return server
 
 
-def run(config: Config, reload_config: Callable[[], Config] | None = None) -> int:
+def run(config: Config, reload_config: Callable[[], Config] | None = None, drill: Sequence[Break] = ()) -> int:
     """Serve in this process until a signal; the exit code. Raises StartError."""
     raise_file_limit()
-    server = build(config, reload_config=reload_config)
+    server = build(config, reload_config=reload_config, drill=drill)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code = runner.run(_run_with_signals(server))
         if server.hung:

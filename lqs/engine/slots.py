@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lqs.config import Config, ModelConfig
+from lqs.engine.drill import Break
 from lqs.engine.plan import Plan, make_plan
 from lqs.engine.template import ChatTemplate, TemplateInvalid
 from lqs.errors import EngineFailed, StartError
@@ -41,6 +42,7 @@ class Worker(Protocol):
     def run(self) -> None: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
+    def break_at(self, kind: str, *, step: int) -> None: ...
     def snapshot(self) -> dict[str, Any]: ...
 
 
@@ -179,7 +181,7 @@ class Served:
 class Models:
     """All that is served; one model for now.
 
-    `make_model` and `make_worker` are the library's; tests bring their own.
+    `make_model` and `make_worker` are the library's; tests bring their own. `drill` is what breaks on purpose.
 
     Owner: the event loop, but for `load`, which a thread of its own runs.
     """
@@ -192,11 +194,13 @@ class Models:
         *,
         make_model: Callable[[Path], Model],
         make_worker: Callable[..., Worker],
+        drill: Sequence[Break] = (),
     ) -> None:
         self._config = config
         self._path = path
         self._scheduler = scheduler
         self._make_worker = make_worker
+        self._drill = drill
         name = config.model.name or path.name.removesuffix(".gguf")
         self._served = {name: Served(config, name, 0, make_model(path))}
 
@@ -282,6 +286,9 @@ class Models:
             flash_attention=engine.flash_attention,
             inter_token_target_ms=engine.inter_token_target_ms,
         )
+        for each in self._drill:
+            if each.slot == number:
+                worker.break_at(each.kind, step=each.step)
         return Slot(device, worker, plan.kv_tokens, number)
 
 

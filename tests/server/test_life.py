@@ -309,13 +309,14 @@ def test_the_command_serves_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
 
     seen = []
 
-    def run(config: Any, reload_config: Any) -> int:
-        seen.extend([config.server.port, reload_config().server.port])
+    def run(config: Any, reload_config: Any, drill: Any) -> int:
+        seen.extend([config.server.port, reload_config().server.port, *drill])
         return 3
 
     monkeypatch.setattr(command, "run_server", run)
-    assert main(["serve", "--port", "9"]) == 3
-    assert seen == [9, 9]
+    assert main(["serve", "--port", "9", "--chaos", "device_slot=1 abort@step=40"]) == 3
+    assert seen == [9, 9, (1, "assert", 40)]
+    assert main(["serve", "--chaos", "abort"]) == 2
 
 
 def test_health_changes_of_a_device_slot_are_logged(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,13 +9,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lqs.api.errors import send_error
 from lqs.api.middleware.trace import trace_of
-from lqs.errors import LqsError, MethodNotAllowed
+from lqs.errors import LqsError, MethodNotAllowed, RequestCancelled
 
 
 class RefusalMiddleware:
     """Answers with the error's status and JSON, unless an answer has begun.
 
-    `count` is told the reason of each refusal.
+    `count` is told the reason of each; of a cancelled request its end was counted before.
     """
 
     def __init__(self, app: ASGIApp, count: Callable[[str], None]) -> None:
@@ -29,8 +29,8 @@ class RefusalMiddleware:
             refusal = error if isinstance(error, LqsError) else _of_router(error)
             if trace_of(scope).status is not None:
                 raise
-            if refusal.reason is not None:
-                self._count(refusal.reason)
+            if not isinstance(refusal, RequestCancelled):
+                self._count(refusal.reason or refusal.code or refusal.type)
             await send_error(send, refusal)
 
 
