@@ -6,6 +6,7 @@ from typing import Any, Final, Literal, Self, TypedDict, Unpack, final
 
 from lqs._core import Scheduler, Work
 
+IS_TRACED: Final[bool]
 CPU_UBATCH_MAX: Final[int]
 LOGPROBS_MAX: Final[int]
 

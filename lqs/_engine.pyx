@@ -56,6 +56,10 @@ import array
 from lqs.engine.native cimport *
 
 
+IS_TRACED = bool(LQS_IS_TRACED)
+"""Whether this is a build for coverage, whose native threads take the GIL after all."""
+
+
 class EngineError(RuntimeError):
     """libllama refused something; the message says what and, where it is known, why."""
 

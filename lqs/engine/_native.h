@@ -19,6 +19,13 @@
 #include "ggml.h"
 #include "llama.h"
 
+/* A build for coverage takes the GIL for every line, in nogil code too. */
+#if defined(CYTHON_TRACE_NOGIL) && CYTHON_TRACE_NOGIL
+enum { LQS_IS_TRACED = 1 };
+#else
+enum { LQS_IS_TRACED = 0 };
+#endif
+
 /* Below every code that llama_decode itself uses (2 .. -3 as of the pinned version). */
 enum { LQS_RC_THROWN = -100 };
 

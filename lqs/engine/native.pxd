@@ -90,6 +90,7 @@ cdef extern from "engine/_native.h" nogil:
     const int GGML_LOG_LEVEL_INFO
     const int GGML_LOG_LEVEL_ERROR
     const char* LQS_LLAMA_CPP_PYTHON
+    const int LQS_IS_TRACED
 
     ctypedef void (*lqs_death_fn)(void* worker, const char* message) noexcept nogil
 

@@ -45,7 +45,8 @@ cdef enum TextEnd:
     TEXT_FLUSHED = 3
 
 cdef struct TokenText:
-    const char* bytes
+    # Bytes, not a C string: a traced build would convert a char* that it sees returned.
+    const uint8_t* bytes
     uint32_t num_bytes
 
 cdef struct PieceTable:          # One per model; constant once built.
@@ -188,7 +189,7 @@ cdef inline bint pieces_is_eog(const PieceTable* pieces, int32_t token) noexcept
 
 cdef inline TokenText _slice(const char* bytes, const uint32_t* starts, int32_t token) noexcept nogil:
     cdef TokenText text
-    text.bytes = bytes + starts[token]
+    text.bytes = <const uint8_t*>bytes + starts[token]
     text.num_bytes = starts[token + 1] - starts[token]
     return text
 
@@ -457,7 +458,7 @@ cdef TextEnd text_feed(TextStream* stream, int32_t token, TextRelease* out) noex
         return _finish(stream, TEXT_STOP_STRING, out)
     piece = pieces_text(stream.pieces, token)
     for i in range(piece.num_bytes):
-        if _take(stream, <uint8_t>piece.bytes[i]):
+        if _take(stream, piece.bytes[i]):
             return _end(stream, TEXT_STOP_STRING, out)
     _release(stream, stream.num_text - _held_back(stream), False, out)
     return TEXT_OPEN

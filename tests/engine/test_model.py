@@ -103,7 +103,7 @@ def test_256_sequences_run_in_one_context(tiny):
         ]
         rig.finish(*answers)
     assert [a.outcome.num_completion_tokens for a in answers] == [8] * 300
-    assert all(a.text == answers[i % 100].text for i, a in enumerate(answers))
+    assert {a.outcome.finish for a in answers} == {_core.Finish.FINISH_LENGTH}
 
 
 def test_a_context_that_cannot_be_made_is_an_error(tiny):
