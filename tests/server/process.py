@@ -70,7 +70,7 @@ class Server:
             )
         self._port = 0
         self.start_figures: dict[str, float] = {}
-        self.is_clean = True  # False for a test that breaks things on purpose.
+        self._calls: list[Call] = []
 
     # Its life.
 
@@ -98,12 +98,17 @@ class Server:
 
     def wait(self) -> int:
         """Its exit code, when it has ended."""
-        return self.process.wait(LIMIT_S)
+        code = self.process.wait(LIMIT_S)
+        for call in self._calls:
+            call.close()
+        return code
 
     def stop(self) -> None:
         """End it, and see that it ends as it should. Everything was given back before."""
+        for call in self._calls:
+            call.close()
         try:
-            if self.start_figures and self.process.poll() is None and self.is_clean:
+            if self.start_figures:
                 self.wait_at_rest()
             self.signal()
             assert self.wait() == 0, self.log
@@ -120,8 +125,10 @@ class Server:
     # Asking it.
 
     def call(self, method: str, path: str, body: Any = None, **options: Any) -> Call:
-        """Begin a request."""
-        return Call(self.port, method, path, body, **options)
+        """Begin a request. What the test leaves open is closed at the end."""
+        self._calls = [call for call in self._calls if call.sock.fileno() >= 0]
+        self._calls.append(Call(self.port, method, path, body, **options))
+        return self._calls[-1]
 
     def ask(self, method: str, path: str, body: Any = None, **options: Any) -> Answer:
         """Make a request and read its answer."""

@@ -24,9 +24,7 @@ STEP = 2000
 
 
 def dying(start: Start, tiny: Path, hold_s: float = 10) -> Server:
-    server = start(tiny, "--chaos", f"device_slot=0 abort@step={STEP}", config=CONFIG.format(hold_s=hold_s))
-    server.is_clean = False
-    return server
+    return start(tiny, "--chaos", f"device_slot=0 abort@step={STEP}", config=CONFIG.format(hold_s=hold_s))
 
 
 def test_an_assert_in_a_worker_ends_its_requests_and_nothing_else(start: Start, tiny: Path) -> None:
