@@ -74,4 +74,4 @@ def test_a_process_with_a_dead_device_slot_still_ends_when_it_is_told(start: Sta
     server.signal(number)
     assert server.wait() == 0
     assert "workers" in server.log
-    assert "Traceback" not in server.log
+    server.check_log()
