@@ -32,7 +32,8 @@ from lqs.listen import HttpServer, bind, make_http
 from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
 from lqs.process import in_thread, leave, raise_file_limit
-from lqs.scheduling.desk import Desk, make_scheduler
+from lqs.scheduling.core import make_scheduler
+from lqs.scheduling.desk import Desk
 from lqs.settings import check_exposure
 
 # What is cancelled at the end of a drain still needs a step of the engine and a last write.

@@ -27,7 +27,6 @@ from lqs._core import (
     TableFull,
     Work,
 )
-from lqs.config import Config
 from lqs.errors import RETRY_AFTER_S_MAX, RequestRefused
 from lqs.request import NS_PER_S, Outcome, Request, RequestState, Sink
 from lqs.scheduling.places import Places, Seats
@@ -281,24 +280,3 @@ class Desk:
     def _check_idle(self) -> None:
         if self.num_inside == 0:
             self._idle.set()
-
-
-def make_scheduler(config: Config, key_weights: list[float]) -> Scheduler:
-    """The core's scheduler with the bounds of the config.
-
-    In the core a request holds its place until it has started, so there are places there for those
-    that only pass through too; `Places` has the exact count.
-    """
-    queue = config.queue
-    num_sequences = len(config.engine.devices) * config.engine.parallel
-    return Scheduler(
-        table_capacity=queue.table_capacity,
-        level_caps=[cap + num_sequences for cap in config.level_caps],
-        total_cap=queue.total + num_sequences,
-        num_keys=len(key_weights),
-        key_weights=key_weights,
-        aging_step_ns=int(queue.aging_step_s * NS_PER_S),
-        aged_every=queue.aged_every,
-        lane_weights=queue.lane_weights,
-        out_buffer_bytes=config.engine.out_buffer_bytes,
-    )

@@ -222,7 +222,8 @@ async def test_what_a_drain_cuts_off_is_told_so(tmp_path):
 @driven
 async def test_the_bound_holds_for_six_at_once():
     """B37: one slot, queue of one, six before any has started: 1 runs, 1 waits, 4 get 429 with Retry-After."""
-    house = House(queue={"caps": [1], "total": 1})
+    # With one thread the first to arrive is the first to be submitted.
+    house = House(queue={"caps": [1], "total": 1}, prompts={"threads": 1})
     first, *others = [house.call("POST", CHAT, HI) for _ in range(6)]
     (running,) = await house.starts()
     await until(lambda: sum(other.status == 429 for other in others) == 4)

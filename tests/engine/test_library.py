@@ -14,7 +14,7 @@ from lqs.engine.library import Model, SchedulerBody, make_worker
 from lqs.engine.synth import Recipe, parse_shape, write
 from lqs.errors import BadRequest, DeviceError, EngineFailed, ModelFileError
 from lqs.request import Sampling
-from lqs.scheduling.desk import make_scheduler
+from lqs.scheduling.core import make_scheduler
 from lqs.settings import load
 
 

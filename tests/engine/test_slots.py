@@ -14,7 +14,7 @@ from lqs.engine.slots import Models, Slot
 from lqs.engine.synth import Recipe, parse_shape, write
 from lqs.errors import EngineFailed, StartError
 from lqs.request import NS_PER_S
-from lqs.scheduling.desk import make_scheduler
+from lqs.scheduling.core import make_scheduler
 from lqs.settings import load
 
 S = NS_PER_S

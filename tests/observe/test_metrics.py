@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lqs.observe.metrics import Metrics
 from lqs.request import NS_PER_S, Request, Tenant
-from lqs.scheduling.desk import make_scheduler
+from lqs.scheduling.core import make_scheduler
 from lqs.settings import load
 
 S = NS_PER_S

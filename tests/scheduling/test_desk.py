@@ -11,7 +11,8 @@ import pytest
 from lqs._core import Work
 from lqs.errors import RETRY_AFTER_S_MAX, RequestRefused
 from lqs.request import NS_PER_S, Request, RequestState, Tenant
-from lqs.scheduling.desk import Desk, make_scheduler
+from lqs.scheduling.core import make_scheduler
+from lqs.scheduling.desk import Desk
 from lqs.settings import load
 from lqs.streaming.outlet import Outlet
 from tests.scheduling.parts import Told
