@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -56,6 +57,10 @@ def make_http(app: object, config: ServerConfig, log: Log, close_s: int) -> Http
     )
 
 
+# How long a refused client may go on sending, unheard.
+_LINGER_S = 3.0
+
+
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers: the whole server has one way to end."""
 
@@ -72,10 +77,12 @@ class Connection(HttpToolsProtocol):
 
     limits: ServerConfig
     _head_timer: asyncio.TimerHandle | None = None
+    _linger_timer: asyncio.TimerHandle | None = None
     _num_head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self._wire = transport
+        super().connection_made(_Transport(transport, self._close))  # type: ignore[arg-type]
         if len(self.connections) > self.limits.num_connections_max:
             transport.write(_answer(503, "Too many connections.", "Retry-After: 1\r\n"))
             transport.close()
@@ -84,7 +91,13 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._linger_timer is None:
+            super().data_received(data)
 
     def on_message_begin(self) -> None:
         self._num_head_bytes = 0
@@ -110,7 +123,30 @@ class Connection(HttpToolsProtocol):
             self.transport.write(_answer(431, "The request's headers are too large."))
         else:
             self.transport.write(_answer(400, msg))
-        self.transport.close()
+        self._linger()
+
+    def _close(self) -> None:
+        """Close for good, or linger first where an answer came before the end of its request."""
+        cycle = self.cycle
+        if cycle is not None and cycle.more_body and cycle.response_complete and self._linger_timer is None:
+            self._linger()
+        else:
+            self._wire.close()
+
+    def _linger(self) -> None:
+        """End our side only, so that a client that still sends gets to read why it should not.
+
+        A close with something unread resets the connection, and most clients then lose the answer.
+        """
+        if self._wire.is_closing():
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            # It is still answering a request before this one; nothing can be written any more.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._linger_timer = self.loop.call_later(_LINGER_S, self._wire.close)
+        self._wire.write_eof()
+        self.flow.resume_reading()
 
     def _count_head(self, num_bytes: int) -> None:
         self._num_head_bytes += num_bytes
@@ -127,6 +163,26 @@ class Connection(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+class _Transport:
+    """A connection's transport with another way to close."""
+
+    def __init__(self, wire: asyncio.Transport, close: Callable[[], None]) -> None:
+        self._wire = wire
+        self.write = wire.write
+        self._close = close
+        self._is_closing = False
+
+    def close(self) -> None:
+        self._is_closing = True
+        self._close()
+
+    def is_closing(self) -> bool:
+        return self._is_closing or self._wire.is_closing()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wire, name)
 
 
 def _answer(status: int, message: str, headers: str = "") -> bytes:

@@ -21,7 +21,7 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written = b""
-        self.closed = False
+        self.closed = self.ended = False
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return {"peername": ("127.0.0.1", 9), "sockname": ("127.0.0.1", 8)}.get(name, default)
@@ -37,6 +37,11 @@ class Wire(asyncio.Transport):
 
     def abort(self) -> None:
         self.closed = True
+
+    def write_eof(self) -> None:
+        self.ended = True
+
+    def resume_reading(self) -> None: ...
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -118,6 +123,36 @@ def test_a_client_that_does_not_finish_its_headers_is_dropped() -> None:
         assert wire.closed
         connection.connection_lost(None)
         assert timer.cancelled()
+
+    asyncio.run(scene())
+
+
+def test_who_is_refused_while_it_sends_may_read_why() -> None:
+    """B21: our side ends first; what still comes is not looked at, and the time for it has a limit."""
+
+    async def scene() -> None:
+        connection, wire = connect(http_for(ServerConfig()))
+        connection.data_received(b"POST / HTTP/1.1\r\nconnection: close\r\ncontent-length: 99\r\n\r\nabc")
+        await asyncio.gather(*connection.tasks)
+        assert wire.written.startswith(b"HTTP/1.1 204")
+        assert (wire.ended, wire.closed) == (True, False)
+        connection.data_received(b"\x00 not HTTP")
+        timer = connection._linger_timer
+        connection.shutdown()
+        assert wire.closed
+        connection.connection_lost(None)
+        assert timer.cancelled()
+
+    asyncio.run(scene())
+
+
+def test_a_connection_that_is_gone_does_not_linger() -> None:
+    async def scene() -> None:
+        connection, wire = connect(http_for(ServerConfig()))
+        wire.abort()
+        connection.send_400_response("no")
+        assert connection._linger_timer is None
+        connection.connection_lost(None)
 
     asyncio.run(scene())
 

@@ -88,6 +88,14 @@ class Call:
         self._method = method
         self._response: http.client.HTTPResponse | None = None
 
+    def again(self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b"") -> None:
+        """Make another request on the connection, after an answer that was read to its end."""
+        assert self._response is not None
+        assert self._response.isclosed()
+        self._response, self._method = None, method
+        self.sock.sendall(head_of(method, path, {"host": "lqs", "content-length": str(len(body))} | (headers or {})))
+        self.sock.sendall(body)
+
     def begin(self) -> http.client.HTTPResponse:
         """Wait for the status line and the headers."""
         if self._response is None:

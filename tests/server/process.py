@@ -70,7 +70,7 @@ class Server:
             )
         self._port = 0
         self.start_figures: dict[str, float] = {}
-        self.is_clean = True  # False for a test that breaks things on purpose.
+        self._calls: list[Call] = []
 
     # Its life.
 
@@ -78,6 +78,16 @@ class Server:
     def log(self) -> str:
         """All it has written."""
         return self.log_path.read_text()
+
+    @property
+    def tail(self) -> str:
+        """The end of what it has written, without the access log."""
+        return "\n".join([line for line in self.log.splitlines() if not line.startswith("info    access")][-60:])
+
+    def check_log(self) -> None:
+        """Nothing unforeseen was written."""
+        for sign in ("Traceback", "unexpected error", "Exception", "asyncio"):
+            assert sign not in self.log, self.tail
 
     @property
     def port(self) -> int:
@@ -98,30 +108,36 @@ class Server:
 
     def wait(self) -> int:
         """Its exit code, when it has ended."""
-        return self.process.wait(LIMIT_S)
+        code = self.process.wait(LIMIT_S)
+        for call in self._calls:
+            call.close()
+        return code
 
     def stop(self) -> None:
         """End it, and see that it ends as it should. Everything was given back before."""
+        for call in self._calls:
+            call.close()
         try:
-            if self.start_figures and self.process.poll() is None and self.is_clean:
+            if self.start_figures:
                 self.wait_at_rest()
             self.signal()
-            assert self.wait() == 0, self.log
-            assert "Traceback" not in self.log, self.log
-            assert "unexpected error" not in self.log, self.log
+            assert self.wait() == 0, self.tail
+            self.check_log()
         finally:
             self.process.kill()
             self.process.wait()
 
     def _is_alive(self) -> bool:
-        assert self.process.poll() is None, f"it has ended with {self.process.returncode}: {self.log}"
+        assert self.process.poll() is None, f"it has ended with {self.process.returncode}: {self.tail}"
         return True
 
     # Asking it.
 
     def call(self, method: str, path: str, body: Any = None, **options: Any) -> Call:
-        """Begin a request."""
-        return Call(self.port, method, path, body, **options)
+        """Begin a request. What the test leaves open is closed at the end."""
+        self._calls = [call for call in self._calls if call.sock.fileno() >= 0]
+        self._calls.append(Call(self.port, method, path, body, **options))
+        return self._calls[-1]
 
     def ask(self, method: str, path: str, body: Any = None, **options: Any) -> Answer:
         """Make a request and read its answer."""

@@ -1,0 +1,77 @@
+"""A device slot dies of an assert inside llama.cpp: everything else lives, and says so."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.server.client import collect
+from tests.server.conftest import Start
+from tests.server.process import Server, until
+
+CONFIG = """
+engine.parallel = 2
+engine.ctx = 100000
+queue.hold_s = {hold_s}
+server.drain_s = 1
+server.close_s = 1
+"""
+LONG = 40_000
+STEP = 2000
+
+
+def dying(start: Start, tiny: Path, hold_s: float = 10) -> Server:
+    return start(tiny, "--chaos", f"device_slot=0 abort@step={STEP}", config=CONFIG.format(hold_s=hold_s))
+
+
+def test_an_assert_in_a_worker_ends_its_requests_and_nothing_else(start: Start, tiny: Path) -> None:
+    """B57, B50: readiness fails, liveness stays, who comes then fails fast, the log says what happened."""
+    server = dying(start, tiny)
+    stream, whole = server.complete(LONG, stream=True), server.complete(LONG)
+    server.wait_running(2)
+    waiting = [server.complete(5), server.complete(5, stream=True)]
+    told = collect(stream)
+    assert told.text
+    assert told.error is not None
+    assert (told.error["code"], told.error["type"]) == ("no_device", "overloaded_error")
+    assert (told.finish, told.is_done) == (None, False)
+    for call in (whole, *waiting):
+        answer = call.answer()
+        assert (answer.status, answer.code, answer.headers["x-lqs-reason"]) == (503, "no_device", "no_device")
+        assert int(answer.headers["retry-after"]) >= 1
+    assert server.ask("GET", "/readyz").status == 503
+    assert server.ask("GET", "/health").json["error"]["message"] == "No healthy device"
+    assert server.ask("GET", "/livez").status == 200
+    assert server.ask("GET", "/v1/models").json["data"][0]["meta"]["state"] == "failed"
+    refused = server.complete(1).answer()
+    assert (refused.status, refused.code) == (503, "no_device")
+    assert server.metric("lqs_device_healthy") == 0
+    assert server.metric("lqs_ready") == 0
+    assert server.metrics()['vllm:request_success_total{finished_reason="error"}'] == 2
+    until(lambda: re.search(r"^error .*device slot does not work.*device=cpu:0.*GGML_ASSERT", server.log, re.MULTILINE))
+    server.wait_at_rest()
+
+
+def test_what_was_open_while_it_waited_is_told_in_the_stream(start: Start, tiny: Path) -> None:
+    server = dying(start, tiny, hold_s=0)
+    running = [server.complete(LONG) for _ in range(2)]
+    server.wait_running(2)
+    waiting = server.complete(5, stream=True)
+    told = collect(waiting)
+    assert told.error is not None
+    assert told.error["code"] == "no_device"
+    assert [call.answer().status for call in running] == [503, 503]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_process_with_a_dead_device_slot_still_ends_when_it_is_told(start: Start, tiny: Path, number: int) -> None:
+    """B52: the parked thread is reported and left behind."""
+    server = dying(start, tiny)
+    assert server.complete(LONG).answer().status == 503
+    server.signal(number)
+    assert server.wait() == 0
+    assert "workers" in server.log
+    server.check_log()
