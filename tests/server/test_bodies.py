@@ -78,7 +78,7 @@ def test_endless_chunks_end_at_the_cap_and_take_no_memory(server: Server) -> Non
     before = server.memory_bytes
     call = raw(server, {"transfer-encoding": "chunked"})
     began_s = time.monotonic()
-    with pytest.raises(OSError):
+    with pytest.raises((ConnectionResetError, BrokenPipeError)):
         while time.monotonic() - began_s < 30:
             call.sock.sendall(chunk(b" " * 1_000_000))
     assert server.memory_bytes - before < 20_000_000

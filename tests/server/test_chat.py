@@ -87,7 +87,9 @@ def test_the_official_client_streams_with_usage_and_logprobs(client: openai.Open
     chunks = list(stream)
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
-    tokens = [entry.token for c in chunks if c.choices and c.choices[0].logprobs for entry in c.choices[0].logprobs.content]
+    tokens = [
+        entry.token for c in chunks if c.choices and c.choices[0].logprobs for entry in c.choices[0].logprobs.content
+    ]
     assert tokens == [entry.token for entry in whole.choices[0].logprobs.content]
 
 

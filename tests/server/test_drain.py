@@ -64,7 +64,7 @@ def test_a_drain_serves_until_its_limit_and_tells_the_rest(start: Start, tiny: P
     assert (told.error["code"], told.is_done) == ("draining", False)
     answer = late.answer()
     assert (answer.status, answer.code) == (503, "draining")
-    assert 3 <= time.monotonic() - began_s
+    assert time.monotonic() - began_s >= 3
     assert kept.sock.recv(1) == b""
     assert server.wait() == 0
     assert time.monotonic() - began_s < 3 + 3
