@@ -34,41 +34,38 @@ class Plan:
 
 def plan(dice: random.Random, number: int) -> Plan:
     """The request of that number."""
-    stream = dice.random() < 0.5
-    level = dice.choice([2, 3, 4])
-    long = {"prompt": "storm", "max_tokens": LONG, "ignore_eos": True, "stream": stream, "priority": level}
-    after_s = dice.choice([0.0, 0.001, 0.005, 0.02, 0.05])
-    kind = dice.choice(
-        ["no key", "bad", "no model", "too long", "whole", "whole", "leave", "leave", "leave", "reset", "reset",
-         "prompt", "half", "queue timeout", "timeout", "first", "cancel", "chat"]
-    )  # fmt: skip
-    match kind:
-        case "no key":
-            return Plan(long, headers={"authorization": "Bearer wrong"})
-        case "bad":
-            return Plan(dice.choice([b"{", b"null", b'{"prompt":"x","max_tokens":0}', b'{"prompt":[999999]}']))
-        case "no model":
-            return Plan(long | {"model": "other"})
-        case "too long":
-            return Plan(long | {"prompt": [65] * 90_000})
-        case "whole":
-            return Plan(long | {"max_tokens": dice.randint(1, 30)})
-        case "leave" | "reset":
-            return Plan(long, leaves_after_s=after_s, is_reset=kind == "reset")
-        case "prompt":
-            return Plan(long | {"prompt": [65 + number % 50] * 8000}, leaves_after_s=after_s, is_reset=True)
-        case "half":
-            return Plan(long, num_cut=dice.randint(1, 50), leaves_after_s=after_s)
-        case "queue timeout":
-            return Plan(long | {"queue_timeout": 0.02, "max_tokens": 20})
-        case "timeout":
-            return Plan(long | {"timeout": 0.05})
-        case "first":
-            return Plan(long | {"stream": True}, leaves_after_first=True, is_reset=dice.random() < 0.5)
-        case "cancel":
-            return Plan(long, headers={"x-request-id": f"storm-{number}"}, cancels=f"storm-{number}")
-    message = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 10, "ignore_eos": True, "stream": stream}
-    return Plan(message, path="/v1/chat/completions")
+    long = {
+        "prompt": "storm",
+        "max_tokens": LONG,
+        "ignore_eos": True,
+        "stream": dice.random() < 0.5,
+        "priority": dice.choice([2, 3, 4]),
+    }
+    leaves = {"leaves_after_s": dice.choice([0.0, 0.001, 0.005, 0.02, 0.05])}
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 10, "stream": long["stream"]}
+    bad = dice.choice([b"{", b"null", b'{"prompt":"x","max_tokens":0}', b'{"prompt":[999999]}'])
+    name = f"storm-{number}"
+    whole = Plan(long | {"max_tokens": dice.randint(1, 30)})
+    kinds = [
+        Plan(long, headers={"authorization": "Bearer wrong"}),
+        Plan(bad),
+        Plan(long | {"model": "other"}),
+        Plan(long | {"prompt": [65] * 90_000}),
+        whole,
+        whole,
+        Plan(chat, path="/v1/chat/completions"),
+        Plan(long, **leaves),
+        Plan(long, **leaves),
+        Plan(long, **leaves, is_reset=True),
+        Plan(long, **leaves, is_reset=True),
+        Plan(long | {"prompt": [65 + number % 50] * 8000}, **leaves, is_reset=True),
+        Plan(long, **leaves, num_cut=dice.randint(1, 50)),
+        Plan(long | {"queue_timeout": 0.02, "max_tokens": 20}),
+        Plan(long | {"timeout": 0.05}),
+        Plan(long | {"stream": True}, leaves_after_first=True, is_reset=dice.random() < 0.5),
+        Plan(long, headers={"x-request-id": name}, cancels=name),
+    ]
+    return dice.choice(kinds)
 
 
 async def send(port: int, key: str, plan: Plan) -> int | None:
@@ -79,10 +76,11 @@ async def send(port: int, key: str, plan: Plan) -> int | None:
     reader, writer = await asyncio.open_connection(HOST, port)
     try:
         writer.write(head + payload[: len(payload) - plan.num_cut])
-        if plan.cancels:
-            await cancel(port, key, plan.cancels)
         limit_s = LIMIT_S if plan.leaves_after_s is None else plan.leaves_after_s
-        return await asyncio.wait_for(read(reader, plan.leaves_after_first), limit_s)
+        answer = asyncio.create_task(asyncio.wait_for(read(reader, plan.leaves_after_first), limit_s))
+        if plan.cancels:
+            await cancel(port, key, plan.cancels, answer)
+        return await answer
     except (TimeoutError, ConnectionError):
         assert plan.leaves_after_s is not None, plan
         return None
@@ -105,12 +103,10 @@ async def read(reader: asyncio.StreamReader, only_first: bool) -> int:
     return int(head.split()[1])
 
 
-async def cancel(port: int, key: str, request_id: str) -> None:
-    """Cancel a request by its id, as soon as it is known or answered."""
+async def cancel(port: int, key: str, request_id: str, answer: asyncio.Task[int]) -> None:
+    """Cancel a request by its id, as soon as it is known, unless it is answered before."""
     status = 404
-    for _ in range(20):
-        if status != 404:
-            return
+    while status == 404 and not answer.done():
         reader, writer = await asyncio.open_connection(HOST, port)
         head = {"host": "lqs", "authorization": f"Bearer {key}", "connection": "close"}
         writer.write(head_of("DELETE", f"/v1/requests/{request_id}", head))
