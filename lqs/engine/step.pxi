@@ -269,7 +269,7 @@ cdef int32_t decode(WorkerData* w) noexcept nogil:
     store_relaxed(&w.step_began_ns, 0)
     w.stats.decode_ns += w.now_ns - began
     w.stats.num_decodes += 1
-    if rc == 0 and note_step(&w.governor, w.batch.n_tokens, w.now_ns - began, w.now_ns):
+    if rc == 0 and note_step(&w.governor, w.batch.n_tokens, w.now_ns - began, w.now_ns, lqs_preemptions()):
         llama_set_n_threads(w.ctx, w.governor.current, w.governor.current)
     return rc
 

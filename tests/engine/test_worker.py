@@ -137,6 +137,28 @@ def test_a_request_cancelled_in_the_queue_costs_no_decode(default_model):
         assert rig.worker.snapshot()["generated_tokens"] == 42
 
 
+def test_a_request_cancelled_between_dispatch_and_start_costs_no_decode(default_model):
+    rig = Rig(default_model, n_ctx=512, n_seq=1, threads=1)
+    answer = rig.submit(chat("Hello"), max_tokens=4)
+    rig.scheduler.round(time.monotonic_ns())
+    rig.scheduler.cancel(answer.handle)
+    with rig:
+        rig.finish(answer)
+        assert answer.outcome.finish == _core.Finish.FINISH_CANCELLED
+        assert rig.worker.snapshot()["num_decodes"] == 0
+
+
+def test_a_grammar_shapes_the_answer_and_one_that_leaves_nothing_ends_it(rig):
+    yes_or_no = _engine.Grammar(rig.model, 'root ::= "yes" | "no"')
+    answer = rig.ask(chat("Is water wet?"), max_tokens=20, temperature=0.0, grammar=yes_or_no)
+    assert answer.text in (b"yes", b"no")
+    assert answer.outcome.finish == _core.Finish.FINISH_STOP
+    # After the word only an end of turn is allowed, and that is banned.
+    stuck = rig.ask(chat("Is water wet?"), max_tokens=20, temperature=0.0, grammar=yes_or_no, ignore_eos=True)
+    assert stuck.outcome.finish == _core.Finish.FINISH_ERROR
+    assert stuck.text in (b"yes", b"no")
+
+
 def test_a_request_past_its_time_limit_ends_with_timeout_and_keeps_what_it_made(rig):
     answer = rig.submit(
         chat("Write a long story."), max_tokens=3000, ignore_eos=True, stop_ns=time.monotonic_ns() + 300_000_000
