@@ -27,7 +27,7 @@ from lqs.engine.drill import Break
 from lqs.engine.gguf import read_header
 from lqs.engine.slots import Models
 from lqs.engine.store import DEFAULT_MODEL, Store, store_folder
-from lqs.errors import StartError
+from lqs.errors import DeviceError, StartError
 from lqs.listen import HttpServer, bind, make_http
 from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
@@ -132,7 +132,11 @@ class Server:
         loading = asyncio.ensure_future(in_thread(self._models.load, "lqs-load"))
         stopping = asyncio.ensure_future(self._stop_wanted.wait())
         try:
-            await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+            while not loading.done() and not stopping.done():
+                await asyncio.wait((loading, stopping), timeout=_WATCH_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
+                if any(slot["is_dead"] for slot in self._desk.scheduler.snapshot()["slots"]):
+                    # libllama gave up in the thread that loads, and it is parked there for good.
+                    raise DeviceError("a device slot died while it was opened; the line above says of what.")
         finally:
             stopping.cancel()
             if not loading.done():
@@ -143,6 +147,8 @@ class Server:
             loading.cancel()
             return False
         loading.result()
+        for name, problem in self._models.template_problems():
+            self._log.warning("no chat: the model's chat template " + problem, model=name)
         self._desk.start(asyncio.get_running_loop())
         self._models.start()
         self._collector.start(time.monotonic_ns())

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope
 from lqs.api.fields import check_unsupported, check_waiting, max_tokens_of
 from lqs.api.middleware.auth import tenant_of
 from lqs.api.middleware.trace import trace_of
-from lqs.api.watch import ClientLeft
+from lqs.api.watch import ClientLeftEarly
 from lqs.api.wire import ChatBody, CompletionBody
 from lqs.errors import NotFound
 from lqs.request import Request, Sampling
@@ -22,12 +22,12 @@ MODEL_CHARS_SHOWN = 100
 
 
 async def read_body(receive: Receive) -> bytes:
-    """Return the whole body. Its size is bounded by the middleware. Raises ClientLeft."""
+    """Return the whole body. Its size is bounded by the middleware. Raises ClientLeftEarly."""
     chunks = []
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientLeft
+            raise ClientLeftEarly
         chunks.append(message.get("body", b""))
         if not message.get("more_body", False):
             return b"".join(chunks)

@@ -17,6 +17,10 @@ class ClientLeft(Exception):
     """Nobody is there to answer any more."""
 
 
+class ClientLeftEarly(ClientLeft):
+    """It left before its request was known, so nobody else counts it."""
+
+
 class ClientWatch:
     """An async context around the making of one answer; the body has been read before.
 

@@ -244,6 +244,13 @@ class Models:
                 slot.start()
             served.is_loading = False
 
+    def template_problems(self) -> Iterator[tuple[str, str]]:
+        """The models that cannot chat, and why."""
+        for served in self._served.values():
+            if served.template is None:
+                problem = served.template_error
+                yield served.name, "is missing" if problem is None else f"cannot be used: {problem}"
+
     def snapshots(self) -> Mapping[str, Mapping[str, Any]]:
         """The published counters of every device slot, by device."""
         now_ns, stall_s = time.monotonic_ns(), self._config.engine.stall_s
@@ -274,9 +281,9 @@ class Models:
             self._scheduler,
             number,
             served._model,
-            n_ctx=plan.kv_tokens,
+            # As llama.cpp makes it: what it takes in a step is bounded by the size that it is told.
+            n_ctx=plan.num_cells,
             n_seq=engine.parallel,
-            # llama.cpp takes no step that is larger than its context.
             n_batch=min(engine.n_batch, plan.num_cells),
             n_ubatch=engine.n_ubatch,
             threads=plan.threads,

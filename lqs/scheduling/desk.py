@@ -29,7 +29,7 @@ from lqs._core import (
 )
 from lqs.errors import RETRY_AFTER_S_MAX, RequestRefused
 from lqs.request import NS_PER_S, Outcome, Request, RequestState, Sink
-from lqs.scheduling.places import Places, Seats
+from lqs.scheduling.places import Places, living_seats
 
 # Nothing has started yet, so nothing is known about how fast places come free.
 _UNKNOWN_WAIT_S = 5.0
@@ -89,7 +89,7 @@ class Desk:
         self._loop: asyncio.AbstractEventLoop | None = None
         # When the next place of each class is spoken for, in the eyes of those refused so far.
         self._next_place_ns = [0] * len(level_caps)
-        self._places = Places(level_caps, total_cap, self._seats)
+        self._places = Places(level_caps, total_cap, lambda: living_seats(scheduler.snapshot()))
         self._live: set[Ticket] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -272,10 +272,6 @@ class Desk:
         ticket.request.handle = None
         self._check_idle()
         ticket.sink.settled()
-
-    def _seats(self) -> Seats:
-        slots = [slot for slot in self.scheduler.snapshot()["slots"] if not slot["is_dead"]]
-        return Seats(sum(slot["num_sequences"] for slot in slots), sum(slot["capacity"] for slot in slots))
 
     def _check_idle(self) -> None:
         if self.num_inside == 0:

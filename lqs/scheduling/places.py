@@ -8,8 +8,8 @@ whichever of them the scheduler sees first, and never more are inside than seque
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from lqs.request import Request
 
@@ -19,6 +19,12 @@ class Seats(NamedTuple):
 
     num_sequences: int
     kv_tokens: int
+
+
+def living_seats(snapshot: Mapping[str, Any]) -> Seats:
+    """The seats in the core's snapshot."""
+    slots = [slot for slot in snapshot["slots"] if not slot["is_dead"]]
+    return Seats(sum(slot["num_sequences"] for slot in slots), sum(slot["capacity"] for slot in slots))
 
 
 class Places:

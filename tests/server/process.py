@@ -143,7 +143,7 @@ class Server:
         """Make a request and read its answer."""
         return self.call(method, path, body, **options).answer()
 
-    def complete(self, max_tokens: int, **fields: Any) -> Call:
+    def complete(self, max_tokens: Any, **fields: Any) -> Call:
         """Begin a completion of exactly that many tokens."""
         key = fields.pop("key", None)
         body = {"prompt": "hello", "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}

@@ -166,6 +166,24 @@ def test_a_server_that_is_stopped_while_it_loads_leaves_without_its_thread(model
     assert server.hung == ["lqs-load"]
 
 
+def test_a_device_slot_that_dies_while_it_is_opened_ends_the_server_with_1(model: str) -> None:
+    """B50: the thread that opened it never comes back."""
+
+    async def scene(port: int) -> None:
+        await eventually(lambda: bool(server.hung))
+
+    async def parked(function: Any, name: str) -> None:
+        server._desk.scheduler.add_device_slot(kv_tokens=1, num_sequences=1)
+        server._desk.scheduler.report_dead(0)
+        await asyncio.Event().wait()
+
+    server = build(config_for(model))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serve, "in_thread", parked)
+        assert live(server, scene) == 1
+    assert server.hung == ["lqs-load"]
+
+
 def test_a_device_slot_that_cannot_be_opened_ends_the_server_with_1(model: str) -> None:
     def fail() -> None:
         raise DeviceError("no room")

@@ -9,13 +9,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lqs.api.errors import send_error
 from lqs.api.middleware.trace import trace_of
+from lqs.api.watch import ClientLeftEarly
 from lqs.errors import LqsError, MethodNotAllowed, RequestCancelled
 
 
 class RefusalMiddleware:
     """Answers with the error's status and JSON, unless an answer has begun.
 
-    `count` is told the reason of each; of a cancelled request its end was counted before.
+    `count` is told the reason of each, so that every request that does not reach the desk is counted
+    here, once; of a cancelled request its end was counted there.
     """
 
     def __init__(self, app: ASGIApp, count: Callable[[str], None]) -> None:
@@ -25,6 +27,9 @@ class RefusalMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self._app(scope, receive, send)
+        except ClientLeftEarly:
+            self._count("client_left")
+            raise
         except (LqsError, HTTPException) as error:
             refusal = error if isinstance(error, LqsError) else _of_router(error)
             if trace_of(scope).status is not None:
