@@ -241,8 +241,15 @@ cdef void fill_alone(WorkerData* w) noexcept nogil:
 
 
 cdef uint32_t step_tokens_max(WorkerData* w) noexcept nogil:
-    """Cells that the coming step may take at most."""
-    return min(<uint32_t>w.batch_max, w.num_active + <uint32_t>max(w.budget, PREFILL_MIN))
+    """Cells that the coming step may take at most: no more is evicted for it than it needs."""
+    cdef uint32_t num_decodes = 0, num_prefill = 0
+    cdef int32_t i
+    for i in range(w.num_ids):
+        if w.seqs[i].phase == PHASE_DECODE:
+            num_decodes += 1
+        elif w.seqs[i].phase == PHASE_PREFILL:
+            num_prefill += w.seqs[i].num_prompt - w.seqs[i].num_kv
+    return num_decodes + min(num_prefill, <uint32_t>max(w.budget, PREFILL_MIN))
 
 
 cdef bint fill_batch(WorkerData* w) noexcept nogil:
@@ -269,7 +276,7 @@ cdef int32_t decode(WorkerData* w) noexcept nogil:
     store_relaxed(&w.step_began_ns, 0)
     w.stats.decode_ns += w.now_ns - began
     w.stats.num_decodes += 1
-    if rc == 0 and note_step(&w.governor, w.batch.n_tokens, w.now_ns - began, w.now_ns):
+    if rc == 0 and note_step(&w.governor, w.batch.n_tokens, w.now_ns - began, w.now_ns, lqs_preemptions()):
         llama_set_n_threads(w.ctx, w.governor.current, w.governor.current)
     return rc
 

@@ -193,7 +193,7 @@ cdef class Worker:
             w.seqs[i].tokens = <int32_t*>malloc((w.seq_tokens_max + 1) * sizeof(int32_t))
             if w.seqs[i].tokens == NULL:
                 raise MemoryError("no memory for the sequences' tokens")
-        governor_init(&w.governor, self.threads)
+        governor_init(&w.governor, self.threads, lqs_preemptions())
 
     cdef int64_t _time_batch(self, int32_t num_tokens, int32_t num_seqs) except -1:
         """Nanoseconds of one decode of `num_tokens` over `num_seqs` sequences; the cache is cleared after it."""

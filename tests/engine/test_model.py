@@ -31,6 +31,11 @@ def test_the_header_is_told_as_it_stands(default_model):
     # 30 layers, 3 KV heads of 64, keys and values in two bytes.
     assert default_model.kv_bytes_per_token == 30 * 3 * 64 * 2 * 2
     assert default_model.progress == 1.0
+    assert default_model.n_params == 134_515_008
+    assert 90_000_000 < default_model.size_bytes < 110_000_000
+    assert "Q4_1" in default_model.desc
+    assert (default_model.bos, default_model.eos, default_model.eot) == (1, 2, 0)
+    assert not default_model.add_bos
 
 
 def test_text_goes_to_tokens_and_back_unchanged(default_model):

@@ -137,6 +137,28 @@ def test_a_request_cancelled_in_the_queue_costs_no_decode(default_model):
         assert rig.worker.snapshot()["generated_tokens"] == 42
 
 
+def test_a_request_cancelled_between_dispatch_and_start_costs_no_decode(default_model):
+    rig = Rig(default_model, n_ctx=512, n_seq=1, threads=1)
+    answer = rig.submit(chat("Hello"), max_tokens=4)
+    rig.scheduler.round(time.monotonic_ns())
+    rig.scheduler.cancel(answer.handle)
+    with rig:
+        rig.finish(answer)
+        assert answer.outcome.finish == _core.Finish.FINISH_CANCELLED
+        assert rig.worker.snapshot()["num_decodes"] == 0
+
+
+def test_a_grammar_shapes_the_answer_and_one_that_leaves_nothing_ends_it(rig):
+    yes_or_no = _engine.Grammar(rig.model, 'root ::= "yes" | "no"')
+    answer = rig.ask(chat("Is water wet?"), max_tokens=20, temperature=0.0, grammar=yes_or_no)
+    assert answer.text in (b"yes", b"no")
+    assert answer.outcome.finish == _core.Finish.FINISH_STOP
+    # After the word only an end of turn is allowed, and that is banned.
+    stuck = rig.ask(chat("Is water wet?"), max_tokens=20, temperature=0.0, grammar=yes_or_no, ignore_eos=True)
+    assert stuck.outcome.finish == _core.Finish.FINISH_ERROR
+    assert stuck.text in (b"yes", b"no")
+
+
 def test_a_request_past_its_time_limit_ends_with_timeout_and_keeps_what_it_made(rig):
     answer = rig.submit(
         chat("Write a long story."), max_tokens=3000, ignore_eos=True, stop_ns=time.monotonic_ns() + 300_000_000
@@ -295,16 +317,23 @@ def read_logprobs(raw: bytes):
 
 @pytest.mark.skipif(_engine.IS_TRACED, reason="a build for coverage takes the GIL for every line")
 def test_workers_do_not_need_the_gil(default_model):
-    """One C call holds the GIL for 2 s; the worker makes at least 90 % of the tokens it made in the 2 s before."""
+    """One C call holds the GIL for 2 s; the worker makes at least 90 % of the tokens it made in the 2 s before.
+
+    A worker that needed the GIL would make none. Another process may take the core meanwhile, so
+    the best of three pairs counts.
+    """
+    shares = []
     with Rig(default_model, n_ctx=4096, n_seq=4, threads=1, out_buffer_bytes=1 << 20) as rig:
         answers = [rig.submit(chat(p), max_tokens=900, ignore_eos=True, temperature=0.0) for p in PROMPTS[:4]]
         rig.pump(lambda: all(a.num_tokens > 8 for a in answers))
-        free = made_during(rig, lambda: rig.pump(after(2.0)))
-        held = made_during(rig, lambda: ctypes.PyDLL(None).usleep(2_000_000))
+        while len(shares) < 3 and max(shares, default=0.0) < 0.9:
+            free = made_during(rig, lambda: rig.pump(after(2.0)))
+            held = made_during(rig, lambda: ctypes.PyDLL(None).usleep(2_000_000))
+            shares.append(held / free)
         for answer in answers:
             rig.scheduler.cancel(answer.handle)
         rig.finish(*answers)
-    assert held >= 0.9 * free
+    assert max(shares) >= 0.9
 
 
 def after(seconds: float):
