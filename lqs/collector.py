@@ -24,7 +24,7 @@ _NEVER = 1 << 30
 class Collector:
     """Decides when a full collection is made.
 
-    Owner: the event loop.
+    Owner: the event loop, but for `start`, which belongs to the thread that loads.
     """
 
     def __init__(self) -> None:

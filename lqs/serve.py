@@ -129,7 +129,7 @@ class Server:
 
     async def _load(self) -> bool:
         """Load and start everything; False if the server was stopped meanwhile."""
-        loading = asyncio.ensure_future(in_thread(self._models.load, "lqs-load"))
+        loading = asyncio.ensure_future(in_thread(self._load_models, "lqs-load"))
         stopping = asyncio.ensure_future(self._stop_wanted.wait())
         try:
             while not loading.done() and not stopping.done():
@@ -151,8 +151,12 @@ class Server:
             self._log.warning("no chat: the model's chat template " + problem, model=name)
         self._desk.start(asyncio.get_running_loop())
         self._models.start()
-        self._collector.start(time.monotonic_ns())
         return True
+
+    def _load_models(self) -> None:
+        """What a thread of its own does meanwhile."""
+        self._models.load()
+        self._collector.start(time.monotonic_ns())
 
     async def _drain(self) -> None:
         """Let nobody in, serve what is in until the limit, cancel the rest."""
