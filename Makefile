@@ -11,7 +11,6 @@ ARGS ?=
 # llama.cpp is compiled when llama-cpp-python is installed; by default its build uses one core.
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(CORES)
 
-ALL_TESTS := stress or not stress
 ROOMS = $(patsubst lqs/%/,%,$(sort $(dir $(wildcard lqs/*/__init__.py))))
 LIBRARY = $(realpath $(shell $(CC) -print-file-name=$(1)))
 
@@ -65,7 +64,7 @@ fix: $(VENV)/.dev  ## mend style
 lint: $(VENV)/.dev  ## style and complexity
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
-	@$(VENV)/bin/cython-lint $(wildcard lqs/*.pyx lqs/*.pxd lqs/*/*.pxi lqs/*/*.pxd)
+	@PATH=$(abspath $(VENV))/bin:$$PATH cython-lint $(wildcard lqs/*.pyx lqs/*.pxd lqs/*/*.pxi lqs/*/*.pxd)
 
 types: $(VENV)/.dev build  ## mypy strict, and the stubs beside the compiled modules
 	@$(PY) -m mypy
@@ -134,5 +133,5 @@ $(call copy,build/$(1)) && rm -f build/$(1)/lqs/_engine.pyx && cd build/$(1) && 
 LQS_SANITIZE=$(2) $(abspath $(PY)) -W ignore setup.py -q build_ext --inplace && \
 LD_PRELOAD=$(3) PYTHONMALLOC=malloc PYTHONPATH=$(CURDIR)/build/$(1) \
 ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
-setarch -R $(abspath $(PY)) -m pytest -s -q -m '$(ALL_TESTS)' $(ARGS) tests/core
+setarch -R $(abspath $(PY)) -m pytest -s -q $(ARGS) tests/core
 endef

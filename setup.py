@@ -119,6 +119,7 @@ def extensions() -> list[Extension]:
             "initializedcheck": DEBUG,
             "cdivision": not DEBUG,
             "auto_pickle": False,
+            "autotestdict": False,
             "embedsignature": True,
         },
     )

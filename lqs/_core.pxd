@@ -284,6 +284,14 @@ cdef struct Attempt:
     uint64_t num_tokens_told
     char pad_loop[48]
 
+# A request whose reader is slow may be held: its worker's words stay untold, so its
+# out-buffer fills and pauses its sequence, and no other. The bits of Entry.hold, the loop's.
+cdef enum Hold:
+    HOLD_ON = 1             # asked for and not lifted
+    HOLD_WORD = 2           # the worker's cell was taken and not told; none lies in its ring
+    HOLD_END = 4            # OP_SETTLED was taken and not told
+    HOLD_LISTED = 8         # lifted: the next poll() looks at it
+
 # One request in the table: two cache lines. The backlog looks only at the first.
 cdef struct Entry:
     # Written by the loop before OP_SUBMIT, constant until it is settled.
@@ -312,7 +320,9 @@ cdef struct Entry:
     void* sink                  # Python objects, kept alive until settled
     void* owner                 # of `work`
     uint32_t next_free          # in the list of free entries
-    uint32_t unused[3]
+    uint32_t next_lifted        # in the list of those that poll() is to look at
+    uint32_t hold               # bits of Hold
+    uint32_t unused
 
 cdef class Work:
     """What a worker needs to know about a request; the engine derives from it."""
@@ -463,8 +473,11 @@ cdef class Scheduler:
     # The loop's own.
     cdef uint32_t free_head         # entries that were used and are free
     cdef uint32_t num_touched       # entries from here on were never used
+    cdef uint32_t lifted_head       # entries that were held and are not any more
     cdef uint32_t num_live
     cdef uint64_t num_arrived
+    cdef uint64_t num_held          # entries whose HOLD_ON is up
+    cdef uint64_t num_starved       # times a worker was found to wait for room in `out`
     cdef uint64_t num_kept          # attempts left to the workers of dead device slots
     cdef bint has_begun             # no more device slots may be added
     cdef object __weakref__
@@ -472,7 +485,11 @@ cdef class Scheduler:
     cdef int tell(self, list out, uint32_t index, Attempt* attempt) except -1
     cdef int tell_started(self, list out, uint32_t index, Attempt* attempt) except -1
     cdef int tell_output(self, list out, void* sink, Attempt* attempt) except -1
+    cdef int tell_settled(self, list out, uint32_t index, Attempt* attempt) except -1
+    cdef void lift(self, uint32_t index) noexcept
+    cdef void count_out(self, const Entry* entry) noexcept
     cdef int poll_worker(self, list out, DeviceSlot* slot) except -1
+    cdef int poll_lifted(self, list out) except -1
     cdef int poll_scheduler(self, list out, uint64_t num_cells) except -1
     cdef void release(self, uint32_t index) noexcept
     cdef uint64_t handle(self, uint32_t index) noexcept

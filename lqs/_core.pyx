@@ -1,6 +1,3 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-# cython: cdivision=True, auto_pickle=False, autotestdict=False
-# cython: embedsignature=True
 """The core: rings, backlog, token ledger and the scheduler's round.
 
 Native over structs, without a clock and without a lock. _core.pxd says what crosses

@@ -52,9 +52,12 @@ from lqs._core cimport (
 )
 
 import array
-import os
 
 from lqs.engine.native cimport *
+
+
+IS_TRACED = bool(LQS_IS_TRACED)
+"""Whether this is a build for coverage, whose native threads take the GIL after all."""
 
 
 class EngineError(RuntimeError):
@@ -78,6 +81,8 @@ cdef enum Phase:
 
 cdef enum:
     LEVEL_NONE = 255
+    GARBAGE_MIN = 512               # cells of garbage under which compacting is not worth it
+    COMPACT_BYTES_MAX = 1 << 30     # host memory that a compaction may take
 
 cdef enum WorkerState:
     WORKER_NEW = 0
@@ -91,6 +96,7 @@ cdef enum:
     ERROR_NO_SEQUENCE = -201
     ERROR_NO_MEMORY = -202
     ERROR_NOT_CUT = -203
+    ERROR_LOST = -204
     ERROR_SAMPLING = -300   # minus the DrawCode
 
 cdef enum Chaos:
@@ -116,6 +122,8 @@ cdef struct Sequence:
     Phase phase
     uint8_t level
     bint suspect            # was in a batch that failed; is tried alone
+    bint lost               # its cells did not come back from a compaction
+    size_t saved_bytes      # its state's size during a compaction
     uint32_t num_kv         # its cells: tokens[0:num_kv] are in the cache
     uint32_t shared         # of these, borrowed from `parent` (prefix.pxi)
     int32_t parent
@@ -147,6 +155,7 @@ cdef struct WorkerStats:
     uint64_t prefix_hits
     uint64_t num_cached_sequences
     uint64_t num_cache_evictions
+    uint64_t num_compactions
     uint64_t num_failed_decodes
     uint64_t num_kv_failures
     uint64_t cells_used
@@ -173,7 +182,6 @@ cdef struct WorkerData:
     uint32_t num_cells
     uint32_t seq_tokens_max
     int32_t batch_max       # tokens of one step
-    int32_t batch_alloc     # places allocated, one more than the context takes
     int32_t budget
     bint unified
     bint prefix_cache
@@ -182,7 +190,10 @@ cdef struct WorkerData:
     SamplerScratch scratch
     char* logprobs_buf
     size_t logprobs_room
-    uint32_t cells_used
+    uint32_t cells_used     # by sequences, shared ones once
+    uint32_t garbage        # dropped, not yet free (prefix.pxi)
+    int32_t garbage_id
+    bint compacting
     uint32_t num_active
     int32_t num_suspects
     int32_t failed_in_a_row

@@ -92,10 +92,21 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             ge=0,
         ),
     ] = 0
-    n_batch: Annotated[int, _key("Most tokens of one step.", "tokens", ge=1, le=65_536)] = 2048
-    n_ubatch: Annotated[int, _key("Most tokens computed at once within a step.", "tokens", ge=1, le=65_536)] = 512
+    n_batch: Annotated[int, _key("Most tokens of one step.", "tokens", ge=1, le=65_536)] = 512
+    n_ubatch: Annotated[
+        int,
+        _key(
+            "Most tokens computed at once within a step; from 64 on texts may depend on the batch.",
+            "tokens",
+            ge=1,
+            le=65_536,
+        ),
+    ] = 48
     kv_unified: Annotated[bool, _key("One KV budget for all sequences; false: an equal part each.")] = True
     prefix_cache: Annotated[bool, _key("Keep finished sequences to answer the same beginning sooner.")] = True
+    prefix_sequences: Annotated[
+        int, _key("Finished sequences kept beside the running ones.", "sequences", ge=0, le=255)
+    ] = 32
     prefix_shared: Annotated[bool, _key("Keys share the prefix cache and could guess prompts of others by time.")] = (
         False
     )

@@ -9,14 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import signal
-import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import TypeVar
 
 import uvloop
 
@@ -25,6 +20,7 @@ from lqs.admission.keys import KeyRing
 from lqs.admission.prompts import Prompts
 from lqs.api.app import create_app
 from lqs.api.services import Services
+from lqs.collector import Collector
 from lqs.config import Config
 from lqs.engine import library
 from lqs.engine.drill import Break
@@ -35,10 +31,10 @@ from lqs.errors import DeviceError, StartError
 from lqs.listen import HttpServer, bind, make_http
 from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
-from lqs.scheduling.desk import Desk, make_scheduler
+from lqs.process import in_thread, leave, raise_file_limit
+from lqs.scheduling.core import make_scheduler
+from lqs.scheduling.desk import Desk
 from lqs.settings import check_exposure
-
-T = TypeVar("T")
 
 # What is cancelled at the end of a drain still needs a step of the engine and a last write.
 _LAST_WORDS_S = 1
@@ -70,6 +66,7 @@ class Server:
         self._reload_config = reload_config
         self._stop_wanted = asyncio.Event()
         self._http: HttpServer | None = None
+        self._collector = Collector()
         self.port = 0
         self.is_listening = asyncio.Event()
         self.hung: list[str] = []
@@ -93,6 +90,14 @@ class Server:
     def stop(self) -> None:
         """Begin to drain; `run` returns after it. A second call changes nothing."""
         self._stop_wanted.set()
+
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        """How much of each bound is used that the core does not know, and the bound."""
+        num_connections = len(self._http.server_state.connections) if self._http is not None else 0
+        return {
+            "connections": (num_connections, self._config.server.num_connections_max),
+            "prompts": (self._prompts.num_pending, self._config.prompts.num_pending_max),
+        }
 
     def reload(self) -> None:
         """Read keys and limits again; what is wrong with them is logged and changes nothing."""
@@ -146,6 +151,7 @@ class Server:
             self._log.warning("no chat: the model's chat template " + problem, model=name)
         self._desk.start(asyncio.get_running_loop())
         self._models.start()
+        self._collector.start(time.monotonic_ns())
         return True
 
     async def _drain(self) -> None:
@@ -174,15 +180,17 @@ class Server:
             self.hung.append("workers")
         if not self._desk.close(limit_s):
             self.hung.append("lqs-scheduler")
+        self._collector.stop()
         if self.hung:
             self._log.warning("left behind", threads=",".join(self.hung))
         self._log.info("stopped")
 
     async def _watch(self) -> None:
-        """Say in the log when a device slot stops working, and when it works again."""
+        """Say in the log when a device slot stops working, and when it works again; collect garbage."""
         healthy: dict[str, bool] = {}
         while True:
             self._look(healthy)
+            self._collector.tend(self._desk.num_inside, time.monotonic_ns())
             await asyncio.sleep(_WATCH_INTERVAL_S)
 
     def _look(self, healthy: dict[str, bool]) -> None:
@@ -223,7 +231,9 @@ def build(
         model_name=models.names()[0],
         core=scheduler.snapshot,
         workers=models.snapshots,
-        closed_reason=lambda: gate.closed_reason(),  # noqa: PLW0108 The gate is made below.
+        # What is made below.
+        closed_reason=lambda: gate.closed_reason(),  # noqa: PLW0108
+        bounds=lambda: server.bounds(),  # noqa: PLW0108
     )
     desk = Desk(
         scheduler,
@@ -235,7 +245,8 @@ def build(
     prompts = Prompts(config.prompts)
     gate = Gate(config, desk=desk, models=models, prompts=prompts)
     services = Services(config=config, gate=gate, desk=desk, keys=keys, models=models, metrics=metrics, log=log)
-    return Server(config, services, models=models, prompts=prompts, reload_config=reload_config)
+    server = Server(config, services, models=models, prompts=prompts, reload_config=reload_config)
+    return server
 
 
 def run(config: Config, reload_config: Callable[[], Config] | None = None, drill: Sequence[Break] = ()) -> int:
@@ -266,31 +277,3 @@ async def _run_with_signals(server: Server) -> int:
         loop.add_signal_handler(number, ask)
     loop.add_signal_handler(signal.SIGHUP, server.reload)
     return await server.run()
-
-
-def leave(code: int) -> None:
-    """End the process now, whatever its threads do."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-async def in_thread(function: Callable[[], T], name: str) -> T:
-    """Call something slow in a thread that the process does not wait for at its end."""
-    done: Future[T] = Future()
-
-    def body() -> None:
-        try:
-            done.set_result(function())
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=body, name=name, daemon=True).start()
-    return await asyncio.wrap_future(done)
-
-
-def raise_file_limit() -> None:
-    """Allow as many open files as the system lets us: each connection is one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -49,6 +49,7 @@ def load(
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
         raise ConfigError(_name_the_key(str(error))) from None
+    config = msgspec.structs.replace(config, tiers=_tiers(config, is_named="tiers" in tree))
     _check_together(config)
     return config
 
@@ -142,6 +143,16 @@ def _lay_over(tree: dict[str, Any], values: Mapping[str, Any]) -> None:
         table = tree.setdefault(section, {})
         if isinstance(table, dict):
             table[key] = value
+
+
+def _tiers(config: Config, *, is_named: bool) -> dict[str, TierConfig]:
+    """The tiers that the file names, beside and instead of the usual ones.
+
+    Where there are fewer classes than usual, a usual tier stands in the last.
+    """
+    last = len(config.queue.levels) - 1
+    usual = {name: TierConfig(level=min(tier.level, last)) for name, tier in Config().tiers.items()}
+    return usual | config.tiers if is_named else usual
 
 
 def _check_names(tree: Mapping[str, Any]) -> None:

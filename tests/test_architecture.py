@@ -24,7 +24,7 @@ FLOORS = (
     {"__main__"},
     {"cli"},
     {"commands"},
-    {"serve", "listen"},
+    {"serve", "listen", "collector", "process"},
     {"api"},
     {"admission"},
     {"scheduling"},
@@ -37,8 +37,8 @@ FLOORS = (
     {"_core"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-# Read as one part although they are two files.
-NEIGHBOURS = {("serve", "listen")}
+# Read as one part although they are several files.
+NEIGHBOURS = {("serve", "listen"), ("serve", "collector"), ("serve", "process")}
 
 # Each foreign library comes in by one door.
 DOORS = {
@@ -191,9 +191,7 @@ def test_native_loops_never_take_the_gil() -> None:
 
 def test_the_core_knows_no_clock() -> None:
     core = [path for path in COMPILED if path.stem == "_core" or room_of(path) == "core"]
-    clock = re.compile(
-        r"clock_gettime|gettimeofday|libc\.time|cpython\.time|time\.(monotonic|perf_counter)"
-    )
+    clock = re.compile(r"clock_gettime|gettimeofday|libc\.time|cpython\.time|time\.(monotonic|perf_counter)")
     assert [place for path in core for place, code in code_of(path) if clock.search(code)] == []
 
 

@@ -62,6 +62,22 @@ def test_a_tier_takes_its_best_class_from_the_file(tmp_path: Path) -> None:
     assert (tiers["vip"].best_level, tiers["normal"].best_level) == (0, 2)
 
 
+def test_a_tier_of_the_file_stands_beside_the_usual_ones_or_instead_of_one(tmp_path: Path) -> None:
+    tiers = load(written(tmp_path, "[tiers.partner]\nlevel = 1\n[tiers.free]\nlevel = 4\n")).tiers
+    assert {name: tier.level for name, tier in tiers.items()} == {
+        "vip": 0,
+        "normal": 2,
+        "free": 4,
+        "batch": 4,
+        "partner": 1,
+    }
+
+
+def test_with_few_classes_the_usual_tiers_move_together(tmp_path: Path) -> None:
+    tiers = load(written(tmp_path, '[queue]\nlevels = ["first", "second"]\n')).tiers
+    assert {name: tier.level for name, tier in tiers.items()} == {"vip": 0, "normal": 1, "free": 1, "batch": 1}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

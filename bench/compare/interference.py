@@ -27,18 +27,14 @@ async def g2c(bench: Bench) -> list[Row]:
     for num_streams in (8, 1):
         setup = bench.setup(num_streams + 1, CTX)
         measure = _measure(num_streams, quick=bench.quick)
-        mine, *peers = await bench.alternate(
-            f"G2c {num_streams} running", setup, bench.everyone(measure)
-        )
+        mine, *peers = await bench.alternate(f"G2c {num_streams} running", setup, bench.everyone(measure))
         goal = "G2c" if num_streams == 8 else None
         title = f"{num_streams} running"
         note = f"{mine.of('prompt_tokens')[0]:.0f} prompt tokens come in"
         for peer in peers:
             rows += [
                 compare(None, f"{title}, ITL P99 idle", "ms", "idle", mine, peer),
-                compare(
-                    None, f"{title}, ITL P99 with prompt", "ms", "during", mine, peer, None, note
-                ),
+                compare(None, f"{title}, ITL P99 with prompt", "ms", "during", mine, peer, None, note),
                 compare(
                     goal,
                     f"{title}, ITL P99 with prompt / idle",

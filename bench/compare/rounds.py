@@ -61,9 +61,7 @@ class Bench:
         """Return the subject and all its peers, to be measured alike."""
         return [(server, measure) for server in (self.subject, *self.peers)]
 
-    async def alternate(
-        self, title: str, setup: Setup, contestants: Sequence[tuple[Server, Measure]]
-    ) -> list[Runs]:
+    async def alternate(self, title: str, setup: Setup, contestants: Sequence[tuple[Server, Measure]]) -> list[Runs]:
         """Measure all contestants in turn, once a round; the runs come in their order."""
         all_runs = [Runs(server) for server, _ in contestants]
         for number in range(self.num_rounds):
@@ -77,9 +75,7 @@ class Bench:
                     runs.disturbed.append(f"{name} round {number + 1}: {', '.join(disturbers)}")
         return all_runs
 
-    async def _measure_quietly(
-        self, server: Server, setup: Setup, measure: Measure
-    ) -> tuple[Values, list[str]]:
+    async def _measure_quietly(self, server: Server, setup: Setup, measure: Measure) -> tuple[Values, list[str]]:
         """Measure once, and once more if somebody else was busy; return who disturbed the last."""
         for last in (self.quick, True):
             async with running(server, setup) as live, Watch(live.pid) as watch:

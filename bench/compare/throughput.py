@@ -166,10 +166,7 @@ async def g5(bench: Bench) -> list[Row]:
     """Compare the CPU time of the whole server per token outside llama_decode."""
     mine, *peers = await _costs(bench, "G5", GREEDY)
     what = f"CPU per streamed token outside decode, {PARALLEL} clients"
-    return [
-        compare("G5", what, "us", "server_us", mine, peer, lambda row: row.ratio <= 0.5)
-        for peer in peers
-    ]
+    return [compare("G5", what, "us", "server_us", mine, peer, lambda row: row.ratio <= 0.5) for peer in peers]
 
 
 async def _costs(bench: Bench, title: str, fields: dict[str, Any]) -> list[Runs]:

@@ -14,9 +14,7 @@ SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_
 SHORT_PRIORITY, LONG_PRIORITY = 0, 4
 
 
-def completions(
-    client: Client, num_words: int, num_tokens: int, draw: int, **fields: Any
-) -> NextPayload:
+def completions(client: Client, num_words: int, num_tokens: int, draw: int, **fields: Any) -> NextPayload:
     """Return a supply of streamed completions of `num_tokens` tokens, no two prompts alike.
 
     The same `draw` gives the same prompts: every server gets the same ones.

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import llama_cpp
 import numpy as np
+
 from lqs._engine import SamplerProbe, TextProbe
 
 CHAINS = {

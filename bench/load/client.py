@@ -40,11 +40,8 @@ class _Conversation(asyncio.Protocol):
             self._bytes_missing = body_bytes_missing(data)
         elif self._bytes_missing is not None:
             self._bytes_missing -= len(data)
-        if self._bytes_missing is None:
-            complete = data.endswith(LAST_CHUNK)
-        else:
-            complete = self._bytes_missing <= 0
-        if complete:
+        missing = self._bytes_missing
+        if data.endswith(LAST_CHUNK) if missing is None else missing <= 0:
             self._finish(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -97,9 +94,7 @@ class Client:
         )
         return head.encode() + content
 
-    async def send(
-        self, payload: bytes, timeout_s: float | None = None, exchange: Exchange | None = None
-    ) -> Exchange:
+    async def send(self, payload: bytes, timeout_s: float | None = None, exchange: Exchange | None = None) -> Exchange:
         """Send one request and wait for the whole response.
 
         Give an `exchange` to watch it while it is under way. A timeout or a cancellation closes

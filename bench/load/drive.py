@@ -13,9 +13,7 @@ from bench.load.reply import Exchange
 NextPayload = Callable[[], bytes]
 
 
-async def closed_loop(
-    client: Client, num_clients: int, num_each: int, next_payload: NextPayload
-) -> list[Exchange]:
+async def closed_loop(client: Client, num_clients: int, num_each: int, next_payload: NextPayload) -> list[Exchange]:
     """Let `num_clients` clients send `num_each` requests each, one after the other."""
     exchanges: list[Exchange] = []
 
@@ -27,9 +25,7 @@ async def closed_loop(
     return exchanges
 
 
-async def open_loop(
-    client: Client, arrivals_s: Sequence[float], next_payload: NextPayload
-) -> list[Exchange]:
+async def open_loop(client: Client, arrivals_s: Sequence[float], next_payload: NextPayload) -> list[Exchange]:
     """Send a request at each time (seconds from now, rising), whatever became of the earlier."""
     start_s = time.perf_counter()
     tasks = []
@@ -56,9 +52,7 @@ class Backdrop:
 
     def start(self) -> None:
         """Begin with all clients at once."""
-        self._tasks = [
-            asyncio.create_task(self._one_client(number)) for number in range(len(self.current))
-        ]
+        self._tasks = [asyncio.create_task(self._one_client(number)) for number in range(len(self.current))]
 
     async def _one_client(self, number: int) -> None:
         while not self._stopping:

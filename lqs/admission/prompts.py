@@ -8,7 +8,9 @@ counted here. No pool thread waits for a lock or for the loop.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import threading
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
+# Where cores are short the event loop gets three times the share of one of these threads. Otherwise a
+# burst of long prompts keeps it from answering, and it is the loop that lets the others in.
+_NICENESS, _NICENESS_MAX = 5, 19
 _SEED_MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
@@ -33,7 +38,7 @@ class Prompts:
     """The pool. Owner: the event loop."""
 
     def __init__(self, config: PromptsConfig) -> None:
-        self._pool = ThreadPoolExecutor(config.threads, thread_name_prefix="lqs-prompts")
+        self._pool = ThreadPoolExecutor(config.threads, thread_name_prefix="lqs-prompts", initializer=_step_back)
         self._num_pending_max = config.num_pending_max
         self.num_pending = 0
 
@@ -63,6 +68,13 @@ class Prompts:
             return await asyncio.wrap_future(job)
         finally:
             self.num_pending -= 1
+
+
+def _step_back() -> None:
+    # On Linux each thread has a niceness of its own.
+    thread = threading.get_native_id()
+    niceness = os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS
+    os.setpriority(os.PRIO_PROCESS, thread, min(niceness, _NICENESS_MAX))
 
 
 def check_bytes(num_bytes_min: int, served: Served) -> None:

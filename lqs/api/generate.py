@@ -62,7 +62,7 @@ class Generator:
     async def answer(self, job: Job, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer `job`. Raises LqsError as long as no status has been sent, or ClientLeft."""
         request = job.request
-        outlet = Outlet(request)
+        outlet = Outlet(request, valve=self._services.desk)
         stall_s = self._services.config.server.write_stall_s
         async with ClientWatch(scope, receive, send, stall_s) as watch:
             self._live.add(request, watch)

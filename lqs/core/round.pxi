@@ -35,6 +35,12 @@ cdef struct LevelBook:
     int64_t busy_ns
     bint was_waiting
 
+# One lane, over all classes. Atomic, one writer.
+cdef struct LaneBook:
+    uint64_t num_waiting
+    uint64_t num_running
+    uint64_t num_started
+
 # A bound that is counted at arrival: the loop adds, the scheduler takes away.
 cdef struct Permit:
     uint64_t taken                  # atomic
@@ -46,6 +52,7 @@ cdef struct Books:
     LedgerState ledger
     TimeHeap expiry
     LevelBook levels[MAX_LEVELS]
+    LaneBook lanes[MAX_LANES]
     Permit permits[MAX_LEVELS]
     Permit total
     uint64_t num_running            # atomic, one writer
@@ -87,6 +94,7 @@ cdef void leave_backlog(SchedulerState* s, uint32_t index, int64_t now_ns) noexc
         steps = (now_ns - entry.arrival_ns) // books.backlog.aging_step_ns
         bump(&book.num_promoted, min(steps, <int64_t> entry.level))
     bump(&book.num_waiting, -1)
+    bump(&books.lanes[entry.lane].num_waiting, -1)
     give_back_permit(books, entry.level)
 
 
@@ -181,6 +189,8 @@ cdef bint start(SchedulerState* s, Choice choice, uint32_t slot, int64_t now_ns)
     bump(&book.num_aged_starts, choice.is_aged)
     bump(&book.wait_ns_sum, max(<int64_t> 0, attempt.queue_ns))
     bump(&books.num_running, 1)
+    bump(&books.lanes[entry.lane].num_running, 1)
+    bump(&books.lanes[entry.lane].num_started, 1)
     tell_loop(s, OP_STARTED, choice.index)
     # Cannot be full of a worker that takes before it finishes: as many places as sequences,
     # and the ledger counted this one.
@@ -211,6 +221,7 @@ cdef void settle(SchedulerState* s, uint32_t index, bint is_lost) noexcept nogil
     backlog_charge(&books.backlog, entry.lane, entry.level, entry.key, cost - cost_of(entry))
     books.backlog.lane_running[entry.lane] -= 1
     bump(&books.num_running, -1)
+    bump(&books.lanes[entry.lane].num_running, -1)
     store_relaxed32(&entry.state, FREE)
     tell_loop(s, OP_SETTLED, index)
 
@@ -258,6 +269,7 @@ cdef void enqueue(SchedulerState* s, uint32_t index) noexcept nogil:
     entry.rank = <uint32_t> book.num_enqueued
     bump(&book.num_enqueued, 1)
     bump(&book.num_waiting, 1)
+    bump(&books.lanes[entry.lane].num_waiting, 1)
     backlog_push(&books.backlog, index)
     if entry.expire_ns:
         # Cannot fail: the heap is as large as the table.

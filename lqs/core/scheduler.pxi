@@ -73,6 +73,11 @@ cdef void gather(OutBuffer* out, uint64_t tail, bint is_text, char* target) noex
         position += out_footprint(record.num_bytes)
 
 
+# Whether what its worker says is to stay untold. Its finish is the last of that.
+cdef inline bint is_held(const Entry* entry) noexcept nogil:
+    return entry.hold & HOLD_ON and not entry.attempt.told_finished
+
+
 cdef int state_init(SchedulerState* s, uint32_t capacity) noexcept nogil:
     s.capacity = capacity
     s.table = <Entry*> new_lines(capacity * sizeof(Entry))
@@ -158,7 +163,7 @@ cdef class Scheduler:
                 or books_init(books, self.state, num_lanes, len(level_caps), num_keys)):
             raise MemoryError
         self.state.out_buffer_bytes = out_buffer_bytes
-        self.free_head = NOWHERE
+        self.free_head = self.lifted_head = NOWHERE
         books.backlog.aging_step_ns = aging_step_ns
         books.backlog.aged_every = books.backlog.since_aged = aged_every
         set_weights(&books.backlog, lane_weights, key_weights or [1] * num_keys)
@@ -324,6 +329,40 @@ cdef class Scheduler:
         store_relaxed32(&entry.cancel, 1)
         ring_try_push(&self.state.submit, message(OP_CANCEL, handle))
         wake(&self.state.waker)
+        self.lift(index_of(handle))
+
+    def hold(self, uint64_t handle):
+        """Let its output, its finish and what follows stay untold until resume() or cancel().
+
+        Its out-buffer then fills, and the worker pauses this sequence and no other. Ends in
+        the queue are told all the same. One that was cancelled, whose finish was told or
+        that is settled cannot be held: nothing happens.
+        """
+        cdef Entry* entry = self.live(handle)
+        if entry != NULL and not load_relaxed32(&entry.cancel) and not entry.hold & HOLD_ON:
+            entry.hold |= HOLD_ON
+            self.num_held += 1
+
+    def resume(self, uint64_t handle):
+        """Tell what was held back, with the next poll(); the loop is woken for it."""
+        if self.live(handle) != NULL:
+            self.lift(index_of(handle))
+
+    # What was taken while it was held is told by the next poll(). A word that still lies in
+    # the worker's ring brings itself to notice.
+    cdef void lift(self, uint32_t index) noexcept:
+        cdef Entry* entry = &self.state.table[index]
+        self.count_out(entry)
+        entry.hold &= ~<uint32_t> HOLD_ON
+        if entry.hold & (HOLD_WORD | HOLD_END) and not entry.hold & HOLD_LISTED:
+            entry.hold |= HOLD_LISTED
+            entry.next_lifted = self.lifted_head
+            self.lifted_head = index
+            wake(&self.state.loop_waker)
+
+    cdef inline void count_out(self, const Entry* entry) noexcept:
+        if entry.hold & HOLD_ON:
+            self.num_held -= 1
 
     # --- out ----------------------------------------------------------------------------
 
@@ -356,6 +395,8 @@ cdef class Scheduler:
         num_cells = ring_size(&s.events)
         for i in range(s.num_slots):
             self.poll_worker(out, s.slots[i])
+        # Before the scheduler: what is settled there leaves no word behind.
+        self.poll_lifted(out)
         self.poll_scheduler(out, num_cells)
         return out
 
@@ -367,8 +408,28 @@ cdef class Scheduler:
             num_cells -= 1
             entry = &self.state.table[index_of(cell)]
             # A late worker of a dead device slot may name one that is settled.
-            if entry.generation == generation_of(cell) and entry.attempt != NULL:
+            if entry.generation != generation_of(cell) or entry.attempt == NULL:
+                continue
+            if is_held(entry):
+                # `notified` stays up, so no second cell comes before this one is told.
+                entry.hold |= HOLD_WORD
+            else:
                 self.tell(out, index_of(cell), entry.attempt)
+
+    cdef int poll_lifted(self, list out) except -1:
+        cdef uint32_t index
+        cdef Entry* entry
+        while self.lifted_head != NOWHERE:
+            index = self.lifted_head
+            entry = &self.state.table[index]
+            self.lifted_head = entry.next_lifted
+            entry.hold &= ~<uint32_t> HOLD_LISTED
+            if is_held(entry):
+                continue
+            if entry.hold & HOLD_END:
+                self.tell_settled(out, index, entry.attempt)
+            elif entry.hold & HOLD_WORD:
+                self.tell(out, index, entry.attempt)
 
     cdef int poll_scheduler(self, list out, uint64_t num_cells) except -1:
         cdef uint64_t cell
@@ -383,14 +444,23 @@ cdef class Scheduler:
             if op == OP_STARTED:
                 self.tell_started(out, index, attempt)
                 continue
-            if op == OP_SETTLED:
-                self.tell(out, index, attempt)
-                if not attempt.told_finished:
-                    out.append((OP_FINISHED, sink, outcome_of(attempt, FINISH_NONE)))
-            else:
+            if op != OP_SETTLED:
                 out.append((op, sink, None))
-            out.append((OP_SETTLED, sink, None))
-            self.release(index)
+                out.append((OP_SETTLED, sink, None))
+                self.release(index)
+            elif is_held(&self.state.table[index]):
+                self.state.table[index].hold |= HOLD_END
+            else:
+                self.tell_settled(out, index, attempt)
+
+    # The last of one that ran.
+    cdef int tell_settled(self, list out, uint32_t index, Attempt* attempt) except -1:
+        sink = <object> self.state.table[index].sink
+        self.tell(out, index, attempt)
+        if not attempt.told_finished:
+            out.append((OP_FINISHED, sink, outcome_of(attempt, FINISH_NONE)))
+        out.append((OP_SETTLED, sink, None))
+        self.release(index)
 
     cdef inline int tell_started(self, list out, uint32_t index, Attempt* attempt) except -1:
         # A worker's first word may be read before the scheduler's OP_STARTED.
@@ -403,6 +473,7 @@ cdef class Scheduler:
         cdef void* sink = self.state.table[index].sink
         cdef uint32_t finish
         self.tell_started(out, index, attempt)
+        self.state.table[index].hold &= ~<uint32_t> HOLD_WORD
         # Before the reading: see announce().
         exchange32(&attempt.notified, 0)
         # Acquire: pairs with the release in finish_request. Before the output is read, so
@@ -410,6 +481,7 @@ cdef class Scheduler:
         finish = load_acquire32(&attempt.finish)
         self.tell_output(out, sink, attempt)
         if load_relaxed32(&attempt.starved):
+            self.num_starved += 1
             store_relaxed32(&attempt.starved, 0)
             wake(&self.state.slots[attempt.slot].waker)
         if finish != FINISH_NONE and not attempt.told_finished:
@@ -460,6 +532,8 @@ cdef class Scheduler:
             free(entry.attempt)
             Py_DECREF(<object> owner)
         entry.attempt = NULL
+        self.count_out(entry)
+        entry.hold = 0
         entry.generation = entry.generation % 0x0FFFFFFFU + 1
         entry.next_free = self.free_head
         self.free_head = index
@@ -473,6 +547,8 @@ cdef class Scheduler:
         cdef Entry* entry = self.live(handle)
         if entry == NULL:
             return None
+        if entry.hold & HOLD_END:
+            return "running"
         return ("submitted", "waiting", "running")[load_relaxed32(&entry.state)]
 
     def position(self, uint64_t handle):
@@ -550,6 +626,12 @@ cdef class Scheduler:
             "slots": [{**slot_figures(&books.ledger.slots[i]),
                        "is_dead": bool(is_dead(self.state, i))}
                       for i in range(self.state.num_slots)],
+            "lanes": [lane_figures(&books.lanes[i]) for i in range(books.backlog.num_lanes)],
+            # By name: what lies in it, and what fits.
+            "rings": {"submit": ring_figures(&self.state.submit),
+                      "events": ring_figures(&self.state.events),
+                      **{f"events_{i}": ring_figures(&self.state.slots[i].events)
+                         for i in range(self.state.num_slots)}},
             "num_entered": load_relaxed(&books.total.taken),
             "num_running": load_relaxed(&books.num_running),
             "num_decisions": load_relaxed(&books.num_decisions),
@@ -557,6 +639,8 @@ cdef class Scheduler:
             "num_broken": load_relaxed(&books.num_broken),
             "num_live": self.num_live,
             "num_kept": self.num_kept,
+            "num_held": self.num_held,
+            "num_starved": self.num_starved,
             "table_capacity": self.state.capacity,
         }
 
@@ -629,6 +713,18 @@ cdef class Scheduler:
         """Declare a device slot dead, from any thread; there is no way back."""
         self.check_slot(slot)
         report_dead(self.state, slot)
+
+
+cdef tuple ring_figures(Ring* ring):
+    return ring_size(ring), ring.capacity
+
+
+cdef dict lane_figures(LaneBook* book):
+    return {
+        "num_waiting": load_relaxed(&book.num_waiting),
+        "num_running": load_relaxed(&book.num_running),
+        "num_started": load_relaxed(&book.num_started),
+    }
 
 
 cdef dict level_figures(LevelBook* book, Permit* permit):

@@ -19,6 +19,13 @@
 #include "ggml.h"
 #include "llama.h"
 
+/* A build for coverage takes the GIL for every line, in nogil code too. */
+#if defined(CYTHON_TRACE_NOGIL) && CYTHON_TRACE_NOGIL
+enum { LQS_IS_TRACED = 1 };
+#else
+enum { LQS_IS_TRACED = 0 };
+#endif
+
 /* Below every code that llama_decode itself uses (2 .. -3 as of the pinned version). */
 enum { LQS_RC_THROWN = -100 };
 
@@ -123,18 +130,46 @@ static inline int lqs_seq_rm(struct llama_context * ctx, llama_seq_id seq, llama
     }
 }
 
-static inline int lqs_seq_cp(struct llama_context * ctx, llama_seq_id from, llama_seq_id to, llama_pos p1) {
+static inline int lqs_seq_cp(struct llama_context * ctx, llama_seq_id from, llama_seq_id to, llama_pos p0,
+                             llama_pos p1) {
     try {
-        llama_memory_seq_cp(llama_get_memory(ctx), from, to, 0, p1);
+        llama_memory_seq_cp(llama_get_memory(ctx), from, to, p0, p1);
         return 1;
     } catch (...) {
         return LQS_RC_THROWN;
     }
 }
 
+/* Bytes of a sequence's state; 0 where it threw. */
+static inline size_t lqs_state_size(struct llama_context * ctx, llama_seq_id seq) {
+    try {
+        return llama_state_seq_get_size(ctx, seq);
+    } catch (...) {
+        return 0;
+    }
+}
+
+/* Bytes written; 0 where it threw. `out` has the room that lqs_state_size told. */
+static inline size_t lqs_state_get(struct llama_context * ctx, char * out, llama_seq_id seq) {
+    try {
+        return llama_state_seq_get_data(ctx, (uint8_t *) out, llama_state_seq_get_size(ctx, seq), seq);
+    } catch (...) {
+        return 0;
+    }
+}
+
+static inline bool lqs_state_set(struct llama_context * ctx, const char * saved, size_t size, llama_seq_id seq) {
+    try {
+        return llama_state_seq_set_data(ctx, (const uint8_t *) saved, size, seq) > 0;
+    } catch (...) {
+        return false;
+    }
+}
+
+/* The cells' books only: what they held is written over before it is read. */
 static inline void lqs_memory_clear(struct llama_context * ctx) {
     try {
-        llama_memory_clear(llama_get_memory(ctx), true);
+        llama_memory_clear(llama_get_memory(ctx), false);
     } catch (...) {
     }
 }

@@ -175,9 +175,11 @@ def make_worker(
     n_ctx: int,
     n_seq: int,
     n_batch: int,
+    n_ubatch: int,
     threads: int,
     kv_unified: bool,
     prefix_cache: bool,
+    prefix_sequences: int,
     flash_attention: bool,
     inter_token_target_ms: float,
 ) -> _engine.Worker:
@@ -190,9 +192,11 @@ def make_worker(
             n_ctx=n_ctx,
             n_seq=n_seq,
             n_batch=n_batch,
+            n_ubatch=n_ubatch,
             threads=threads,
             kv_unified=kv_unified,
             prefix_cache=prefix_cache,
+            num_cached=prefix_sequences,
             flash_attn=-1 if flash_attention else 0,
         )
         worker.open()

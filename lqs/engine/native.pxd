@@ -90,6 +90,7 @@ cdef extern from "engine/_native.h" nogil:
     const int GGML_LOG_LEVEL_INFO
     const int GGML_LOG_LEVEL_ERROR
     const char* LQS_LLAMA_CPP_PYTHON
+    const int LQS_IS_TRACED
 
     ctypedef void (*lqs_death_fn)(void* worker, const char* message) noexcept nogil
 
@@ -102,12 +103,16 @@ cdef extern from "engine/_native.h" nogil:
     int32_t lqs_decode(llama_context* ctx, llama_batch batch)
     float* lqs_logits(llama_context* ctx, int32_t i)
     int lqs_seq_rm(llama_context* ctx, llama_seq_id seq, llama_pos p0, llama_pos p1)
-    int lqs_seq_cp(llama_context* ctx, llama_seq_id from_seq, llama_seq_id to_seq, llama_pos p1)
+    int lqs_seq_cp(llama_context* ctx, llama_seq_id from_seq, llama_seq_id to_seq, llama_pos p0, llama_pos p1)
+    size_t lqs_state_size(llama_context* ctx, llama_seq_id seq)
+    size_t lqs_state_get(llama_context* ctx, char* out, llama_seq_id seq)
+    bint lqs_state_set(llama_context* ctx, const char* saved, size_t size, llama_seq_id seq)
     void lqs_memory_clear(llama_context* ctx)
     llama_model* lqs_load_model(const char* path, llama_model_params params)
     llama_context* lqs_open_context(llama_model* model, llama_context_params params)
-    llama_context_params lqs_context_params(uint32_t n_ctx, uint32_t n_batch, uint32_t n_ubatch, uint32_t n_seq, uint32_t n_outputs,
-                                            int32_t threads, bint unified, int flash, bint swa_full)
+    llama_context_params lqs_context_params(uint32_t n_ctx, uint32_t n_batch, uint32_t n_ubatch, uint32_t n_seq,
+                                            uint32_t n_outputs, int32_t threads, bint unified, int flash,
+                                            bint swa_full)
     int32_t lqs_tokenize(const llama_vocab* vocab, const char* text, int32_t n, llama_token* out, int32_t out_max,
                          bint add_special, bint parse_special)
     int32_t lqs_detokenize(const llama_vocab* vocab, const llama_token* tokens, int32_t n, char* out, int32_t out_max,

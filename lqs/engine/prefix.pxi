@@ -17,6 +17,20 @@
 # so `cells_used` is exact after any order of finishes, cuts and evictions, and sum of
 # promises <= cells means that evicting finished sequences always makes room.
 #
+# Order. llama.cpp's CPU attention adds a sequence's cells up in the order in which they lie
+# in the cache, and rounds as it goes. A cell that was freed and used again by a sequence
+# that has cells above it turns that order round, and a text at temperature 0 then depends on
+# who came and went. So nothing is freed one by one: what is dropped goes to a sequence of
+# its own, the garbage, and stays marked as used. llama.cpp then always takes the next cell
+# above the last one, and every sequence lies in the order of its positions. When garbage
+# outgrows a quarter of what lives, or the end of the cache is reached, `compact` lays the
+# living out from the start again (their states go to host memory and come back, bit for
+# bit). That copies some four cells for one that was freed, tens of microseconds a token;
+# but attention walks over all cells up to the last one, and a quarter is where the sum of
+# both is least (the default model, 32 sequences, one thread).
+# A split cache has this order by itself, a GPU's attention does not round by cell order:
+# both free at once.
+#
 # Owner: the worker thread.
 
 cdef void set_kv(WorkerData* w, Sequence* seq, uint32_t num_kv) noexcept nogil:
@@ -66,11 +80,26 @@ cdef void hand_down(WorkerData* w, Sequence* owner, uint32_t keep) noexcept nogi
     set_shared(w, heir, anchor, min(heir.shared, base))
 
 
+cdef bint forget(WorkerData* w, Sequence* seq, uint32_t keep) noexcept nogil:
+    """Take a sequence's cells from `keep` on out of it; False where this memory cannot be cut there."""
+    cdef uint32_t start = max(keep, seq.shared)
+    cdef Sequence* heir
+    if w.compacting:
+        heir = find_heir(w, seq.id, keep)
+        if heir != NULL:
+            # What a child has borrowed lives on in it.
+            start = max(start, heir.shared)
+        if start < seq.num_kv:
+            lqs_seq_cp(w.ctx, seq.id, w.garbage_id, start, -1)
+            w.garbage += seq.num_kv - start
+    return lqs_seq_rm(w.ctx, seq.id, keep if keep > 0 else -1, -1) == 1
+
+
 cdef bint cut(WorkerData* w, Sequence* seq, uint32_t keep) noexcept nogil:
     """Keep the first `keep` cells of a sequence. False where this memory cannot be cut there."""
     if keep >= seq.num_kv:
         return True
-    if lqs_seq_rm(w.ctx, seq.id, keep, -1) != 1:
+    if not forget(w, seq, keep):
         return False
     hand_down(w, seq, keep)
     set_kv(w, seq, keep)
@@ -82,7 +111,7 @@ cdef bint cut(WorkerData* w, Sequence* seq, uint32_t keep) noexcept nogil:
 
 cdef void drop(WorkerData* w, Sequence* seq) noexcept nogil:
     """Give all cells of a sequence back; removing a whole sequence never fails in llama.cpp."""
-    lqs_seq_rm(w.ctx, seq.id, -1, -1)
+    forget(w, seq, 0)
     hand_down(w, seq, 0)
     set_shared(w, seq, -1, 0)
     set_kv(w, seq, 0)
@@ -114,7 +143,87 @@ cdef bint make_room(WorkerData* w, uint32_t num_cells) noexcept nogil:
             return False
         drop(w, victim)
         w.stats.num_cache_evictions += 1
+    if w.garbage > 0 and (w.cells_used + w.garbage + num_cells > w.num_cells
+                          or w.garbage > max(w.cells_used // 4, <uint32_t>GARBAGE_MIN)):
+        compact(w)
     return True
+
+
+cdef size_t state_bytes(WorkerData* w) noexcept nogil:
+    """Host memory that the states of all sequences with cells take."""
+    cdef size_t total = 0
+    cdef int32_t i
+    for i in range(w.num_ids):
+        if w.seqs[i].num_kv > 0:
+            total += lqs_state_size(w.ctx, w.seqs[i].id)
+    return total
+
+
+cdef void shed_for_compaction(WorkerData* w) noexcept nogil:
+    """Compaction turns shared cells into private ones: evict until those fit."""
+    cdef uint64_t total
+    cdef Sequence* victim
+    cdef int32_t i
+    while True:
+        total = 0
+        for i in range(w.num_ids):
+            total += w.seqs[i].num_kv
+        # Half of the cache stays free, so that the next compaction is far off.
+        if 2 * total <= w.num_cells:
+            return
+        victim = least_recent(w, NULL)
+        if victim == NULL:
+            return
+        drop(w, victim)
+        w.stats.num_cache_evictions += 1
+
+
+cdef void compact(WorkerData* w) noexcept nogil:
+    """Lay everything that lives out from the first cell on, each sequence in its order.
+
+    Where the copy would take more host memory than allowed, the garbage is freed in place:
+    room is made all the same, but texts may round differently from here on.
+    """
+    cdef char* saved
+    cdef size_t room
+    shed_for_compaction(w)
+    room = state_bytes(w)
+    saved = <char*>malloc(room) if room <= COMPACT_BYTES_MAX else NULL
+    if saved == NULL and room > 0:
+        lqs_seq_rm(w.ctx, w.garbage_id, -1, -1)
+    else:
+        save_all(w, saved)
+        lqs_memory_clear(w.ctx)
+        restore_all(w, saved)
+        free(saved)
+        w.stats.num_compactions += 1
+    w.garbage = 0
+
+
+cdef void save_all(WorkerData* w, char* saved) noexcept nogil:
+    cdef size_t at = 0
+    cdef int32_t i
+    for i in range(w.num_ids):
+        w.seqs[i].saved_bytes = 0
+        if w.seqs[i].num_kv > 0:
+            w.seqs[i].saved_bytes = lqs_state_get(w.ctx, saved + at, w.seqs[i].id)
+            at += w.seqs[i].saved_bytes
+
+
+cdef void restore_all(WorkerData* w, const char* saved) noexcept nogil:
+    """Bring the states back in the order they were saved; whoever does not come back has no cells."""
+    cdef Sequence* seq
+    cdef size_t at = 0
+    cdef int32_t i
+    for i in range(w.num_ids):
+        seq = &w.seqs[i]
+        if seq.num_kv == 0:
+            continue
+        set_shared(w, seq, -1, 0)
+        if seq.saved_bytes == 0 or not lqs_state_set(w.ctx, saved + at, seq.saved_bytes, seq.id):
+            set_kv(w, seq, 0)
+            seq.lost = True
+        at += seq.saved_bytes
 
 
 cdef uint32_t common_start(const int32_t* a, const int32_t* b, uint32_t n) noexcept nogil:
@@ -192,7 +301,7 @@ cdef Sequence* place_sequence(WorkerData* w, const WorkData* work, uint32_t* reu
             return take_over(w, donor, reuse)
         reuse[0] = 0
         return NULL
-    if lqs_seq_cp(w.ctx, donor.id, seq.id, reuse[0]) != 1:
+    if lqs_seq_cp(w.ctx, donor.id, seq.id, 0, reuse[0]) != 1:
         reuse[0] = 0
         return seq
     donor.last_used = w.clock

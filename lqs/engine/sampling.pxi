@@ -94,7 +94,7 @@ cdef struct SamplingParams:      # One per request; constant once filled.
     bint ignore_eos              # What it bans is in `bias` already.
     uint32_t num_bias
     LogitBias* bias              # Owned.
-    const llama_sampler* grammar # Borrowed prototype: a Grammar outlives its requests.
+    const llama_sampler* grammar  # Borrowed prototype: a Grammar outlives its requests.
 
 cdef struct Edit:
     int32_t token
@@ -492,7 +492,8 @@ cdef char* _put_piece(char* at, const PieceTable* pieces, int32_t token, float l
 
     The name is what the token prints, or for one that prints nothing its own text.
     """
-    cdef TokenText name = pieces_name(pieces, token)
+    cdef TokenText name
+    pieces_name(pieces, token, &name)
     cdef uint16_t length = <uint16_t>name.num_bytes
     cdef uint16_t top = <uint16_t>max(num_top, 0)
     memcpy(at, &token, 4)

@@ -53,6 +53,7 @@ class Slot:
     device: str
     worker: Worker
     kv_tokens: int
+    number: int  # The core's.
     thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -65,6 +66,11 @@ class Slot:
         began_ns = self.worker.step_began_ns
         is_stalled = began_ns > 0 and now_ns - began_ns > stall_s * NS_PER_S
         return self.worker.state == "ready" and not is_stalled
+
+    @property
+    def state(self) -> str:
+        """Its worker's state; "parked" if a thread stands inside libllama for good."""
+        return "parked" if self.worker.is_parked else self.worker.state
 
     def close(self, limit_s: float) -> bool:
         """Stop and free it; False if its thread is parked or does not end, nothing is freed then."""
@@ -252,7 +258,8 @@ class Models:
             slot.device: {
                 **slot.worker.snapshot(),
                 "is_healthy": slot.is_healthy(now_ns, stall_s),
-                "num_kv_tokens": slot.kv_tokens,
+                "state": slot.state,
+                "slot": slot.number,
             }
             for slot in self.slots
         }
@@ -278,16 +285,18 @@ class Models:
             n_ctx=plan.num_cells,
             n_seq=engine.parallel,
             n_batch=min(engine.n_batch, plan.num_cells),
+            n_ubatch=engine.n_ubatch,
             threads=plan.threads,
             kv_unified=engine.kv_unified,
             prefix_cache=engine.prefix_cache,
+            prefix_sequences=engine.prefix_sequences,
             flash_attention=engine.flash_attention,
             inter_token_target_ms=engine.inter_token_target_ms,
         )
         for each in self._drill:
             if each.slot == number:
                 worker.break_at(each.kind, step=each.step)
-        return Slot(device, worker, plan.kv_tokens)
+        return Slot(device, worker, plan.kv_tokens, number)
 
 
 def _read_template(path: str) -> str:

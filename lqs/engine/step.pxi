@@ -106,6 +106,7 @@ cdef void close_sequence(WorkerData* w, Sequence* seq, uint32_t finish, int32_t 
 cdef void keep_or_drop(WorkerData* w, Sequence* seq, uint32_t finish) noexcept nogil:
     cdef bint keep = (w.prefix_cache and seq.work.cache_prompt and seq.num_kv > 0
                       and finish != FINISH_ERROR)
+    seq.lost = False
     seq.attempt = NULL
     seq.work = NULL
     if not keep:
@@ -118,14 +119,16 @@ cdef void keep_or_drop(WorkerData* w, Sequence* seq, uint32_t finish) noexcept n
 
 
 cdef void end_the_overdue(WorkerData* w) noexcept nogil:
-    """Cancelled and timed-out requests leave between two steps."""
+    """Cancelled, timed-out and lost requests leave between two steps."""
     cdef Sequence* seq
     cdef int32_t i
     for i in range(w.num_ids):
         seq = &w.seqs[i]
         if not is_active(seq):
             continue
-        if wants_end(w.sched, seq.attempt):
+        if seq.lost:
+            end_sequence(w, seq, FINISH_ERROR, ERROR_LOST)
+        elif wants_end(w.sched, seq.attempt):
             end_sequence(w, seq, FINISH_CANCELLED, 0)
         elif seq.attempt.stop_ns != 0 and w.now_ns >= seq.attempt.stop_ns:
             end_sequence(w, seq, FINISH_TIMEOUT, 0)
@@ -237,6 +240,18 @@ cdef void fill_alone(WorkerData* w) noexcept nogil:
             return
 
 
+cdef uint32_t step_tokens_max(WorkerData* w) noexcept nogil:
+    """Cells that the coming step may take at most: no more is evicted for it than it needs."""
+    cdef uint32_t num_decodes = 0, num_prefill = 0
+    cdef int32_t i
+    for i in range(w.num_ids):
+        if w.seqs[i].phase == PHASE_DECODE:
+            num_decodes += 1
+        elif w.seqs[i].phase == PHASE_PREFILL:
+            num_prefill += w.seqs[i].num_prompt - w.seqs[i].num_kv
+    return num_decodes + min(num_prefill, <uint32_t>max(w.budget, PREFILL_MIN))
+
+
 cdef bint fill_batch(WorkerData* w) noexcept nogil:
     """Put the step's tokens into the batch; False where there is nothing to compute."""
     w.batch.n_tokens = 0
@@ -261,21 +276,18 @@ cdef int32_t decode(WorkerData* w) noexcept nogil:
     store_relaxed(&w.step_began_ns, 0)
     w.stats.decode_ns += w.now_ns - began
     w.stats.num_decodes += 1
-    if rc == 0 and note_step(&w.governor, w.batch.n_tokens, w.now_ns - began, w.now_ns):
+    if rc == 0 and note_step(&w.governor, w.batch.n_tokens, w.now_ns - began, w.now_ns, lqs_preemptions()):
         llama_set_n_threads(w.ctx, w.governor.current, w.governor.current)
     return rc
 
 
 cdef int32_t chaos_or_decode(WorkerData* w) noexcept nogil:
     """llama_decode, or what a drill ordered for this step."""
-    cdef llama_batch broken
     if w.chaos_kind == CHAOS_NONE or w.step_no < w.chaos_step:
         return lqs_decode(w.ctx, w.batch)
     if w.chaos_kind == CHAOS_ASSERT:
-        # A real assert inside llama_decode: a batch larger than the context was made for.
-        broken = w.batch
-        broken.n_tokens = w.batch_alloc
-        return lqs_decode(w.ctx, broken)
+        # A real assert of llama.cpp, on this thread: there is no sequence below 0.
+        lqs_seq_cp(w.ctx, -1, 0, 0, -1)
     if w.chaos_times > 0:
         w.chaos_times -= 1
         if w.chaos_times == 0:
@@ -469,6 +481,9 @@ cdef bint step(WorkerData* w) noexcept nogil:
     cdef int64_t began = w.now_ns
     w.clock += 1
     take_new_work(w)
+    # Before the batch is filled, and before the lost are ended: no compaction in between.
+    if not make_room(w, step_tokens_max(w)) and w.garbage > 0:
+        compact(w)
     end_the_overdue(w)
     if not fill_batch(w):
         tell(w)

@@ -44,6 +44,8 @@ cdef enum TextEnd:
     TEXT_END_OF_TURN = 2
     TEXT_FLUSHED = 3
 
+# Filled through a pointer and never returned: a build for coverage makes a Python object of
+# what a function returns, and would take `bytes` for a C string.
 cdef struct TokenText:
     const char* bytes
     uint32_t num_bytes
@@ -145,11 +147,13 @@ cdef int _pieces_alloc(PieceTable* pieces, int32_t n_vocab) noexcept nogil:
 
 cdef void _end_token(PieceTable* pieces, int32_t token, const Pile* prints, const Pile* markers) noexcept nogil:
     """Note where `token` ends in both piles."""
+    cdef TokenText name
     pieces.starts[token + 1] = <uint32_t>prints.num
     pieces.marker_starts[token + 1] = <uint32_t>markers.num
     pieces.bytes = prints.bytes             # Either may have moved.
     pieces.markers = markers.bytes
-    pieces.longest = max(pieces.longest, pieces_name(pieces, token).num_bytes)
+    pieces_name(pieces, token, &name)
+    pieces.longest = max(pieces.longest, name.num_bytes)
 
 
 cdef int pieces_build(PieceTable* pieces, const llama_vocab* vocab) noexcept nogil:
@@ -186,37 +190,30 @@ cdef inline bint pieces_is_eog(const PieceTable* pieces, int32_t token) noexcept
     return 0 <= token < pieces.n_vocab and pieces.eog[token] != 0
 
 
-cdef inline TokenText _slice(const char* bytes, const uint32_t* starts, int32_t token) noexcept nogil:
-    cdef TokenText text
-    text.bytes = bytes + starts[token]
-    text.num_bytes = starts[token + 1] - starts[token]
-    return text
+cdef inline void _slice(const char* bytes, const uint32_t* starts, int32_t n_vocab, int32_t token,
+                        TokenText* out) noexcept nogil:
+    out.bytes = bytes
+    out.num_bytes = 0
+    if 0 <= token < n_vocab:
+        out.bytes = bytes + starts[token]
+        out.num_bytes = starts[token + 1] - starts[token]
 
 
-cdef inline TokenText pieces_text(const PieceTable* pieces, int32_t token) noexcept nogil:
+cdef inline void pieces_text(const PieceTable* pieces, int32_t token, TokenText* out) noexcept nogil:
     """What the token prints. An id outside of the vocabulary prints nothing."""
-    cdef TokenText none
-    if 0 <= token < pieces.n_vocab:
-        return _slice(pieces.bytes, pieces.starts, token)
-    none.bytes = NULL
-    none.num_bytes = 0
-    return none
+    _slice(pieces.bytes, pieces.starts, pieces.n_vocab, token, out)
 
 
-cdef inline TokenText pieces_marker(const PieceTable* pieces, int32_t token) noexcept nogil:
+cdef inline void pieces_marker(const PieceTable* pieces, int32_t token, TokenText* out) noexcept nogil:
     """The own text of a control token; of all others nothing."""
-    cdef TokenText none
-    if 0 <= token < pieces.n_vocab:
-        return _slice(pieces.markers, pieces.marker_starts, token)
-    none.bytes = NULL
-    none.num_bytes = 0
-    return none
+    _slice(pieces.markers, pieces.marker_starts, pieces.n_vocab, token, out)
 
 
-cdef inline TokenText pieces_name(const PieceTable* pieces, int32_t token) noexcept nogil:
+cdef inline void pieces_name(const PieceTable* pieces, int32_t token, TokenText* out) noexcept nogil:
     """What a token is called where it is listed: what it prints, or its own text."""
-    cdef TokenText text = pieces_text(pieces, token)
-    return text if text.num_bytes > 0 else pieces_marker(pieces, token)
+    pieces_text(pieces, token, out)
+    if out.num_bytes == 0:
+        pieces_marker(pieces, token, out)
 
 
 # ---- stop strings -------------------------------------------------------------------
@@ -292,9 +289,11 @@ cdef uint32_t _match(TextStream* stream, char byte) noexcept nogil:
 cdef bint _is_stop_marker(const TextStream* stream, int32_t token) noexcept nogil:
     """Whether a stop string is the own text of a token that prints nothing."""
     cdef const StopSet* stops = stream.stops
-    cdef TokenText marker = pieces_marker(stream.pieces, token)
+    cdef TokenText marker, printed
     cdef uint32_t i
-    if marker.num_bytes == 0 or pieces_text(stream.pieces, token).num_bytes > 0:
+    pieces_marker(stream.pieces, token, &marker)
+    pieces_text(stream.pieces, token, &printed)
+    if marker.num_bytes == 0 or printed.num_bytes > 0:
         return False
     for i in range(stops.num_stops):
         if (stops.starts[i + 1] - stops.starts[i] == marker.num_bytes
@@ -455,7 +454,7 @@ cdef TextEnd text_feed(TextStream* stream, int32_t token, TextRelease* out) noex
     stream.num_tokens += 1
     if stream.stops.num_stops > 0 and _is_stop_marker(stream, token):
         return _finish(stream, TEXT_STOP_STRING, out)
-    piece = pieces_text(stream.pieces, token)
+    pieces_text(stream.pieces, token, &piece)
     for i in range(piece.num_bytes):
         if _take(stream, <uint8_t>piece.bytes[i]):
             return _end(stream, TEXT_STOP_STRING, out)

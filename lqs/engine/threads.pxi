@@ -29,12 +29,12 @@ cdef struct ThreadGovernor:
     double expected_ns[NUM_SIZES]
 
 
-cdef void governor_init(ThreadGovernor* g, int32_t width) noexcept nogil:
+cdef void governor_init(ThreadGovernor* g, int32_t width, int64_t preemptions) noexcept nogil:
     memset(g, 0, sizeof(ThreadGovernor))
     g.width = width
     g.current = width
     g.hold_ns = HOLD_NS_MIN
-    g.preemptions = lqs_preemptions()
+    g.preemptions = preemptions
 
 
 cdef int32_t size_class(int32_t num_tokens) noexcept nogil:
@@ -52,11 +52,14 @@ cdef void learn_step(ThreadGovernor* g, int32_t k, double step_ns) noexcept nogi
         g.expected_ns[k] += 0.1 * (step_ns - g.expected_ns[k])
 
 
-cdef bint note_step(ThreadGovernor* g, int32_t num_tokens, int64_t step_ns, int64_t now_ns) noexcept nogil:
-    """Take one step's time in; True where `current` has changed and is to be applied."""
+cdef bint note_step(ThreadGovernor* g, int32_t num_tokens, int64_t step_ns, int64_t now_ns,
+                    int64_t preemptions) noexcept nogil:
+    """Take one step in; True where `current` has changed and is to be applied.
+
+    `preemptions` is the kernel's count after the step: how often this process lost a core.
+    """
     if g.width < 2:
         return False
-    cdef int64_t preemptions = lqs_preemptions()
     cdef bint lost_core = preemptions > g.preemptions
     cdef int32_t k = size_class(num_tokens)
     g.preemptions = preemptions
@@ -81,3 +84,22 @@ cdef bint note_step(ThreadGovernor* g, int32_t num_tokens, int64_t step_ns, int6
     g.hold_ns = min(2 * g.hold_ns, HOLD_NS_MAX)
     g.strikes = 0
     return True
+
+
+@cython.final
+cdef class GovernorProbe:
+    """One governor driven from Python: for tests."""
+
+    cdef ThreadGovernor _governor
+
+    def __cinit__(self, int32_t width):
+        governor_init(&self._governor, width, 0)
+
+    def note(self, int32_t num_tokens, int64_t step_ns, int64_t now_ns, int64_t preemptions) -> bool:
+        """Take one step in; whether the number of threads has changed."""
+        return note_step(&self._governor, num_tokens, step_ns, now_ns, preemptions)
+
+    @property
+    def current(self) -> int:
+        """Threads that the next step computes with."""
+        return self._governor.current

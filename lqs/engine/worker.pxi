@@ -81,6 +81,7 @@ cdef class Worker:
         threads: threads of a CPU device slot.
         kv_unified: one budget for all sequences; False gives each n_ctx / n_seq cells.
         num_cached: finished sequences kept as prefix cache beside the running ones.
+        compact: keep a unified cache in order (prefix.pxi); for CPU device slots.
     """
     cdef WorkerData _w
     cdef Scheduler _scheduler
@@ -97,8 +98,9 @@ cdef class Worker:
     cdef int32_t _num_cached
 
     def __cinit__(self, Scheduler scheduler not None, uint32_t slot, Model model not None, *, int32_t n_ctx,
-                  int32_t n_seq, int32_t n_batch=512, int32_t n_ubatch=CPU_UBATCH_MAX, int32_t threads=1, bint kv_unified=True, bint prefix_cache=True,
-                  int flash_attn=-1, int32_t num_cached=32):
+                  int32_t n_seq, int32_t n_batch=512, int32_t n_ubatch=CPU_UBATCH_MAX, int32_t threads=1,
+                  bint kv_unified=True, bint prefix_cache=True,
+                  int flash_attn=-1, int32_t num_cached=32, bint compact=True):
         memset(&self._w, 0, sizeof(WorkerData))
         if not 1 <= n_seq <= 256:
             raise ValueError(f"n_seq is {n_seq}; llama.cpp takes 1 to 256 sequences in a context")
@@ -118,7 +120,12 @@ cdef class Worker:
         self._unified = kv_unified
         self._prefix_cache = prefix_cache and model.can_reuse_prefix
         self._flash = flash_attn
-        self._num_cached = min(num_cached, 256 - n_seq) if kv_unified and self._prefix_cache else 0
+        # Compaction needs one sequence id for itself, and a cache whose parts can be copied.
+        self._w.compacting = (compact and kv_unified and model.can_reuse_prefix and n_seq < 256
+                              and flash_attn != 0)
+        self._num_cached = 0
+        if kv_unified and self._prefix_cache:
+            self._num_cached = max(0, min(num_cached, 256 - n_seq - self._w.compacting))
         self._w.sched = scheduler.state
         self._w.slot = slot
 
@@ -137,9 +144,11 @@ cdef class Worker:
         self._model._require()
         if not self._model.has_decoder:
             raise EngineError(f"{self._model.path} is not a model that generates text token by token")
-        # llama.cpp plans for one output of each sequence id, cached ones too.
-        params = lqs_context_params(self.n_ctx, self.n_batch, self.n_ubatch, num_ids, num_ids, self.threads, self._unified,
-                                    self._flash, False)
+        cdef int32_t num_ids_all = num_ids + self._w.compacting
+        # llama.cpp plans for one output of each sequence id, cached ones too. Its states can be
+        # copied quickly only with flash attention, which compaction therefore asks for.
+        params = lqs_context_params(self.n_ctx, self.n_batch, self.n_ubatch, num_ids_all, num_ids_all, self.threads,
+                                    self._unified, 1 if self._w.compacting and self._flash < 0 else self._flash, False)
         with nogil:
             # An assert in here kills this device slot, not the process; it parks this thread.
             lqs_bind_worker(&self._w)
@@ -165,21 +174,14 @@ cdef class Worker:
         w.pieces = &self._model._pieces
         w.n_vocab = self._model.n_vocab
         w.num_ids = num_ids
+        w.garbage_id = num_ids
         w.num_cells = llama_n_ctx(w.ctx)
         w.seq_tokens_max = llama_n_ctx_seq(w.ctx)
         w.unified = self._unified
         w.prefix_cache = self._prefix_cache
         w.batch_max = self.n_batch
-        w.batch_alloc = self.n_batch + 1
         w.budget = self.n_batch
-        w.batch = llama_batch_init(w.batch_alloc, 0, 1)
-        for i in range(w.batch_alloc):
-            # A drill sends the whole batch; it must hold valid tokens.
-            w.batch.token[i] = 0
-            w.batch.pos[i] = i
-            w.batch.n_seq_id[i] = 1
-            w.batch.seq_id[i][0] = 0
-            w.batch.logits[i] = 0
+        w.batch = llama_batch_init(w.batch_max, 0, 1)
         w.seqs = <Sequence*>calloc(num_ids, sizeof(Sequence))
         w.logprobs_room = logprobs_bytes_max(w.pieces, LOGPROBS_MAX)
         w.logprobs_buf = <char*>malloc(w.logprobs_room)
@@ -191,7 +193,7 @@ cdef class Worker:
             w.seqs[i].tokens = <int32_t*>malloc((w.seq_tokens_max + 1) * sizeof(int32_t))
             if w.seqs[i].tokens == NULL:
                 raise MemoryError("no memory for the sequences' tokens")
-        governor_init(&w.governor, self.threads)
+        governor_init(&w.governor, self.threads, lqs_preemptions())
 
     cdef int64_t _time_batch(self, int32_t num_tokens, int32_t num_seqs) except -1:
         """Nanoseconds of one decode of `num_tokens` over `num_seqs` sequences; the cache is cleared after it."""
@@ -203,6 +205,7 @@ cdef class Worker:
             token = 0
         w.batch.n_tokens = num_tokens
         for i in range(num_tokens):
+            w.batch.n_seq_id[i] = 1
             w.batch.token[i] = token
             w.batch.pos[i] = i // num_seqs
             w.batch.seq_id[i][0] = i % num_seqs

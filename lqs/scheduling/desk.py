@@ -12,6 +12,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lqs._core import (
@@ -26,7 +27,6 @@ from lqs._core import (
     TableFull,
     Work,
 )
-from lqs.config import Config
 from lqs.errors import RETRY_AFTER_S_MAX, RequestRefused
 from lqs.request import NS_PER_S, Outcome, Request, RequestState, Sink
 from lqs.scheduling.places import Places, living_seats
@@ -55,15 +55,13 @@ class Body(Protocol):
     def stop(self) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class Ticket:
     """A request at the desk, with the sink that wants its events."""
 
-    __slots__ = ("has_started", "request", "sink")
-
-    def __init__(self, request: Request, sink: Sink) -> None:
-        self.request = request
-        self.sink = sink
-        self.has_started = False
+    request: Request
+    sink: Sink
+    has_started: bool = False
 
 
 class Desk:
@@ -176,6 +174,16 @@ class Desk:
         if request.handle is not None:
             self.scheduler.cancel(request.handle)
 
+    def pause(self, request: Request) -> None:
+        """Leave its text with its worker, which pauses it when its buffer is full, until `resume` or `cancel`."""
+        if request.handle is not None:
+            self.scheduler.hold(request.handle)
+
+    def resume(self, request: Request) -> None:
+        """Let its text come again, what was held back first."""
+        if request.handle is not None:
+            self.scheduler.resume(request.handle)
+
     def cancel_all(self, reason: str) -> None:
         """Cancel everything that is left; `reason` is what each is told."""
         for ticket in self._live:
@@ -268,24 +276,3 @@ class Desk:
     def _check_idle(self) -> None:
         if self.num_inside == 0:
             self._idle.set()
-
-
-def make_scheduler(config: Config, key_weights: list[float]) -> Scheduler:
-    """The core's scheduler with the bounds of the config.
-
-    In the core a request holds its place until it has started, so there are places there for those
-    that only pass through too; `Places` has the exact count.
-    """
-    queue = config.queue
-    num_sequences = len(config.engine.devices) * config.engine.parallel
-    return Scheduler(
-        table_capacity=queue.table_capacity,
-        level_caps=[cap + num_sequences for cap in config.level_caps],
-        total_cap=queue.total + num_sequences,
-        num_keys=len(key_weights),
-        key_weights=key_weights,
-        aging_step_ns=int(queue.aging_step_s * NS_PER_S),
-        aged_every=queue.aged_every,
-        lane_weights=queue.lane_weights,
-        out_buffer_bytes=config.engine.out_buffer_bytes,
-    )

@@ -15,7 +15,8 @@ from lqs.admission.prompts import Prompts
 from lqs.config import Config, PromptsConfig
 from lqs.errors import BadRequest, LqsError, NotFound, PromptTooLong, RequestRefused
 from lqs.request import NS_PER_S, Lane, PromptSource, Request, RequestState, Segment
-from lqs.scheduling.desk import Desk, make_scheduler
+from lqs.scheduling.core import make_scheduler
+from lqs.scheduling.desk import Desk
 from lqs.settings import load
 from tests.admission.parts import OneModel, a_request, text
 from tests.scheduling.parts import Told

@@ -1,6 +1,7 @@
 """Prompts are made off the loop, measured before and after, and cut to what fits."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -123,6 +124,13 @@ def test_a_prompt_is_made_in_a_thread_of_the_pool(prompts: Prompts) -> None:
     asyncio.run(_prepared(prompts, PromptSource(render=render), ByteServed()))
     assert names[0].startswith("lqs-prompts")
     assert prompts.num_pending == 0
+
+
+def test_the_pool_steps_back_behind_the_loop(prompts: Prompts) -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    assert asyncio.run(prompts.run(niceness)) == min(niceness() + 5, 19)
 
 
 def test_an_absurd_prompt_never_reaches_the_pool(prompts: Prompts) -> None:

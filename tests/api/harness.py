@@ -26,7 +26,8 @@ from lqs.engine.template import ChatTemplate
 from lqs.engine.tokens import compile_markers
 from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
-from lqs.scheduling.desk import Desk, make_scheduler
+from lqs.scheduling.core import make_scheduler
+from lqs.scheduling.desk import Desk
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"

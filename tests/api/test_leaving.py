@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from lqs.streaming.outlet import PENDING_BYTES_MAX
 from tests.api.harness import HI, House, driven, until
 
 CHAT = "/v1/chat/completions"
@@ -221,7 +222,8 @@ async def test_what_a_drain_cuts_off_is_told_so(tmp_path):
 @driven
 async def test_the_bound_holds_for_six_at_once():
     """B37: one slot, queue of one, six before any has started: 1 runs, 1 waits, 4 get 429 with Retry-After."""
-    house = House(queue={"caps": [1], "total": 1})
+    # With one thread the first to arrive is the first to be submitted.
+    house = House(queue={"caps": [1], "total": 1}, prompts={"threads": 1})
     first, *others = [house.call("POST", CHAT, HI) for _ in range(6)]
     (running,) = await house.starts()
     await until(lambda: sum(other.status == 429 for other in others) == 4)
@@ -253,3 +255,23 @@ async def test_the_bound_holds_while_prompts_are_made_and_the_model_loads():
     refused = await house.ask("POST", CHAT, HI)
     assert (refused.status, refused.error["code"]) == (503, "model_loading")
     assert (await house.ask("POST", "/v1/completions", {"prompt": "a"})).error["code"] == "model_loading"
+
+
+@driven
+async def test_a_stream_that_nobody_takes_stops_its_worker_at_a_bound_and_loses_nothing():
+    """Back pressure: one out-buffer and the outlet's bound hold text; then the worker finds no room."""
+    may_take = asyncio.Event()
+    house = House(engine={"out_buffer_bytes": 4096})
+    slow = house.call("POST", CHAT, HI | {"stream": True}, taker=lambda body: may_take.wait())
+    (handle,) = await house.starts()
+    num_emitted = 0
+    while house.desk.scheduler.emit(handle, b"x" * 1000):
+        num_emitted += 1
+        house.turn()
+        await asyncio.sleep(0)
+    assert num_emitted * 1000 <= PENDING_BYTES_MAX + 2 * 4096
+    may_take.set()
+    await until(lambda: house.turn() or house.desk.scheduler.emit(handle, b"y"))
+    house.finish(handle)
+    await until(lambda: house.turn() or slow.task.done())
+    assert slow.text == "x" * 1000 * num_emitted + "y"

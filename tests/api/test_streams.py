@@ -103,10 +103,7 @@ async def test_the_status_waits_for_the_start_and_a_refusal_in_the_queue_is_a_st
     first = house.call("POST", CHAT, STREAM)
     (running,) = await house.starts()
     second = house.call("POST", CHAT, STREAM | {"queue_timeout": 0.05})
-    async with asyncio.timeout(10):
-        while second.status is None:
-            house.turn()
-            await asyncio.sleep(0.001)
+    await until(lambda: house.turn() or second.status is not None)
     await second.done()
     assert second.status == 503
     assert second.error["code"] == second.headers["x-lqs-reason"] == "queue_timeout"
@@ -122,10 +119,7 @@ async def test_after_hold_s_the_stream_opens_with_comments_and_a_refusal_is_its_
     first = house.call("POST", CHAT, STREAM)
     (running,) = await house.starts()
     second = house.call("POST", CHAT, STREAM | {"queue_timeout": 0.2})
-    async with asyncio.timeout(10):
-        while not second.task.done():
-            house.turn()
-            await asyncio.sleep(0.001)
+    await until(lambda: house.turn() or second.task.done())
     assert second.status == 200
     assert second.body.startswith(b": queue position=1")
     assert second.events[-1]["error"]["code"] == "queue_timeout"
@@ -140,10 +134,7 @@ async def test_a_held_stream_that_starts_goes_on_as_usual():
     first = house.call("POST", CHAT, STREAM)
     (running,) = await house.starts()
     second = house.call("POST", CHAT, STREAM)
-    async with asyncio.timeout(10):
-        while second.status is None:
-            house.turn()
-            await asyncio.sleep(0.001)
+    await until(lambda: house.turn() or second.status is not None)
     house.finish(running)
     await first.done()
     await house.serve(second, "late")

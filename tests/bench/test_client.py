@@ -9,10 +9,7 @@ import pytest
 from bench.load.client import Client, body_bytes_missing
 from bench.load.reply import ChunkDecoder, EventReader, Exchange, event_text, read_reply
 
-STREAM_HEAD = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
-    b"Transfer-Encoding: chunked\r\n\r\n"
-)
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 def chunk(content: bytes) -> bytes:
@@ -59,9 +56,7 @@ def test_a_chat_stream_begins_with_a_role_and_that_is_no_text():
     role = event(choices=[{"delta": {"role": "assistant", "content": None}}])
     hello = event(choices=[{"delta": {"content": "Hello"}}])
     reply = read_reply(
-        exchange_of(
-            (10.1, STREAM_HEAD + chunk(role)), (10.9, chunk(hello) + chunk(DONE) + b"0\r\n\r\n")
-        )
+        exchange_of((10.1, STREAM_HEAD + chunk(role)), (10.9, chunk(hello) + chunk(DONE) + b"0\r\n\r\n"))
     )
     assert reply.ttft_s == pytest.approx(0.9)
     assert reply.text == "Hello"

@@ -261,8 +261,12 @@ class SchedulersAgree(RuleBasedStateMachine):
         self.handles = {}
         self.live = {}
         self.finished = set()
+        # Names: whose events are held, who settled in silence, who cannot be held.
+        self.held = set()
+        self.kept = []
+        self.cancelled = set()
 
-    @precondition(lambda self: len(self.live) < CAPACITY)
+    @precondition(lambda self: len(self.live) + len(self.kept) < CAPACITY)
     @rule(
         lane=st.integers(0, 1),
         level=st.integers(0, NUM_LEVELS - 1),
@@ -308,6 +312,20 @@ class SchedulersAgree(RuleBasedStateMachine):
         name, waiter = sorted(self.live.values(), key=lambda item: item[0])[pick % len(self.live)]
         self.scheduler.cancel(self.handles[name])
         self.twin.messages.append(("cancel", waiter))
+        self.cancelled.add(name)
+        self.held.discard(name)
+
+    @precondition(lambda self: self.handles)
+    @rule(pick=st.integers(0, 10**6), is_on=st.booleans())
+    def hold_or_resume(self, pick, is_on):
+        name = pick % self.num_arrived
+        if is_on:
+            self.scheduler.hold(self.handles[name])
+            if name not in self.cancelled:
+                self.held.add(name)
+        else:
+            self.scheduler.resume(self.handles[name])
+            self.held.discard(name)
 
     @precondition(lambda self: self.live)
     @rule(pick=st.integers(0, CAPACITY), num_tokens=st.integers(0, 25))
@@ -346,6 +364,11 @@ class SchedulersAgree(RuleBasedStateMachine):
         self.twin.events.clear()
         for ordered in ("started", "expired"):
             assert [e for e in events if e[0] == ordered] == [e for e in twins if e[0] == ordered]
+        # One that ran and is held is settled in silence, until it is held no more.
+        ran = [name for what, name in twins if what == "settled"] + self.kept
+        self.kept = [name for name in ran if name in self.held]
+        twins = [event for event in twins if event[0] != "settled"]
+        twins += [("settled", name) for name in ran if name not in self.held]
         twins += [("settled", name) for what, name in twins if what in ENDS]
         assert Counter(events) == Counter(twins)
         self.live = {i: item for i, item in self.live.items() if item[1].state != "ended"}
@@ -356,7 +379,7 @@ class SchedulersAgree(RuleBasedStateMachine):
             return
         snapshot = self.scheduler.snapshot()
         assert snapshot["num_broken"] == 0
-        assert snapshot["num_live"] == len(self.live)
+        assert snapshot["num_live"] == len(self.live) + len(self.kept)
         assert snapshot["num_running"] == sum(len(slot.running) for slot in self.twin.slots)
         for figures, slot in zip(snapshot["slots"], self.twin.slots, strict=True):
             assert figures["num_running"] == len(slot.running)

@@ -408,6 +408,156 @@ def test_many_expiries_are_spread_over_rounds():
     assert scheduler.num_waiting(0) == 0
 
 
+# --- holding back -----------------------------------------------------------------------
+
+
+def starved(scheduler, handle):
+    """Emit until there is no more room; what was taken."""
+    taken = b""
+    while scheduler.emit(handle, b"x" * 8):
+        taken += b"x" * 8
+    return taken
+
+
+def test_a_held_request_is_told_nothing_and_its_worker_finds_its_buffer_full():
+    scheduler = make(out_buffer_bytes=64)
+    slow, fast = submit(scheduler, "slow"), submit(scheduler, "fast")
+    run(scheduler)
+    scheduler.hold(slow)
+    taken = starved(scheduler, slow)
+    assert len(taken) <= 64
+    for _ in range(5):
+        assert starved(scheduler, fast)
+        assert {sink for _, sink in told(scheduler)} == {"fast"}
+        assert not scheduler.emit(slow, b"y")
+    scheduler.resume(slow)
+    assert scheduler.poll() == [(EV_OUTPUT, "slow", taken, len(taken) // 8, None)]
+    assert scheduler.emit(slow, b"y")
+    assert scheduler.poll() == [(EV_OUTPUT, "slow", b"y", 1, None)]
+
+
+def test_a_resume_wakes_the_loop_though_the_worker_has_nothing_new():
+    scheduler = make()
+    handle = submit(scheduler, "a")
+    run(scheduler)
+    scheduler.hold(handle)
+    scheduler.emit(handle, b"x")
+    scheduler.end_step()
+    assert told(scheduler) == []
+    assert not readable(scheduler.loop_fd)
+    scheduler.resume(handle)
+    assert readable(scheduler.loop_fd)
+    assert told(scheduler) == [(EV_OUTPUT, "a")]
+    scheduler.resume(handle)
+    assert not readable(scheduler.loop_fd)
+    assert told(scheduler) == []
+
+
+def test_what_settled_while_it_was_held_is_kept_back_whole_until_it_is_resumed():
+    scheduler = make(table_capacity=1)
+    handle = submit(scheduler, "a")
+    scheduler.hold(handle)
+    assert run(scheduler) == [(EV_STARTED, "a")]
+    scheduler.emit(handle, b"x")
+    scheduler.finish(handle)
+    assert run(scheduler) == []
+    assert (scheduler.state_of(handle), scheduler.snapshot()["num_live"]) == ("running", 1)
+    scheduler.resume(handle)
+    assert told(scheduler) == [(EV_OUTPUT, "a"), (EV_FINISHED, "a"), (EV_SETTLED, "a")]
+    assert_empty(scheduler)
+
+
+def test_a_hold_and_its_resume_between_two_polls_lose_and_repeat_nothing():
+    scheduler = make(table_capacity=1)
+    handle = submit(scheduler, "a")
+    run(scheduler)
+    for text in (b"1", b"2"):
+        scheduler.emit(handle, text)
+        scheduler.hold(handle)
+        scheduler.resume(handle)
+    assert [event[2] for event in scheduler.poll()] == [b"12"]
+    scheduler.hold(handle)
+    scheduler.emit(handle, b"3")
+    assert told(scheduler) == []
+    # Looked at again, and held again before it could be.
+    scheduler.resume(handle)
+    scheduler.hold(handle)
+    assert told(scheduler) == []
+    scheduler.resume(handle)
+    scheduler.hold(handle)
+    scheduler.resume(handle)
+    scheduler.emit(handle, b"4")
+    assert [event[2] for event in scheduler.poll()] == [b"34"]
+    scheduler.finish(handle)
+    assert run(scheduler) == [(EV_FINISHED, "a"), (EV_SETTLED, "a")]
+
+
+def test_a_held_request_that_is_cancelled_comes_to_its_end():
+    scheduler = make()
+    runs, settled = submit(scheduler, "runs"), submit(scheduler, "settled")
+    run(scheduler)
+    for handle in (runs, settled):
+        scheduler.hold(handle)
+        scheduler.emit(handle, b"x")
+    scheduler.finish(settled)
+    assert run(scheduler) == []
+    for handle in (runs, settled):
+        scheduler.cancel(handle)
+        # Its reader has left: there is nobody to wait for.
+        scheduler.hold(handle)
+    scheduler.finish(runs, Finish.FINISH_CANCELLED)
+    assert sorted(run(scheduler)) == [
+        (what, sink) for what in (EV_FINISHED, EV_OUTPUT, EV_SETTLED) for sink in ("runs", "settled")
+    ]
+    assert_empty(scheduler)
+
+
+def test_a_hold_ends_with_the_finish_and_the_end_in_a_queue_needs_no_resume():
+    scheduler = make(slots=[(1000, 1)])
+    runs, waits = submit(scheduler, "runs"), submit(scheduler, "waits", expire_ns=5)
+    scheduler.hold(waits)
+    run(scheduler)
+    scheduler.finish(runs)
+    assert told(scheduler) == [(EV_FINISHED, "runs")]
+    scheduler.hold(runs)
+    assert run(scheduler, 5) == [(EV_SETTLED, "runs"), (EV_EXPIRED, "waits"), (EV_SETTLED, "waits")]
+    for handle in (runs, waits):
+        scheduler.hold(handle)
+        scheduler.resume(handle)
+    assert told(scheduler) == []
+    assert_empty(scheduler)
+
+
+def test_a_held_request_whose_device_slot_dies_keeps_what_came_out():
+    scheduler = make()
+    handle = submit(scheduler, "a")
+    run(scheduler)
+    scheduler.hold(handle)
+    scheduler.emit(handle, b"x", 2)
+    scheduler.report_dead(0)
+    assert run(scheduler) == []
+    scheduler.resume(handle)
+    output, finished, settled = scheduler.poll()
+    assert output == (EV_OUTPUT, "a", b"x", 2, None)
+    assert (finished[2].finish, finished[2].num_completion_tokens) == (Finish.FINISH_DEVICE, 2)
+    assert settled[0] == EV_SETTLED
+
+
+def test_a_hold_is_not_inherited_by_the_next_request_in_the_same_entry():
+    scheduler = make(table_capacity=1)
+    first = submit(scheduler, "a")
+    run(scheduler)
+    scheduler.finish(first)
+    told(scheduler)
+    scheduler.hold(first)
+    run(scheduler)
+    second = submit(scheduler, "b")
+    scheduler.hold(first)
+    run(scheduler)
+    scheduler.emit(second, b"x")
+    assert told(scheduler) == [(EV_OUTPUT, "b")]
+
+
 # --- death of a device slot -------------------------------------------------------------
 
 

@@ -46,8 +46,16 @@ class Answer:
 class Rig:
     """One scheduler and its workers with their threads. Use it as a context manager."""
 
-    def __init__(self, model: Any, *, num_slots: int = 1, n_ctx: int = 2048, n_seq: int = 4,
-                 out_buffer_bytes: int = 65536, **worker: Any) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        num_slots: int = 1,
+        n_ctx: int = 2048,
+        n_seq: int = 4,
+        out_buffer_bytes: int = 65536,
+        **worker: Any,
+    ) -> None:
         self.engine = _engine
         self.model = model
         self.scheduler = _core.Scheduler(
@@ -63,9 +71,7 @@ class Rig:
         self.workers = []
         for _ in range(num_slots):
             slot = self.scheduler.add_device_slot(model=0, kv_tokens=n_ctx, num_sequences=n_seq)
-            self.workers.append(
-                self.engine.Worker(self.scheduler, slot, model, n_ctx=n_ctx, n_seq=n_seq, **worker)
-            )
+            self.workers.append(self.engine.Worker(self.scheduler, slot, model, n_ctx=n_ctx, n_seq=n_seq, **worker))
         self.worker = self.workers[0]
         self._threads: list[threading.Thread] = []
         self._poller = select.poll()

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from lqs._engine import Grammar, GrammarError, SamplerProbe
 
 OK, NO_CANDIDATE, GRAMMAR = 0, 2, 3

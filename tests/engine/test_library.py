@@ -14,7 +14,7 @@ from lqs.engine.library import Model, SchedulerBody, make_worker
 from lqs.engine.synth import Recipe, parse_shape, write
 from lqs.errors import BadRequest, DeviceError, EngineFailed, ModelFileError
 from lqs.request import Sampling
-from lqs.scheduling.desk import make_scheduler
+from lqs.scheduling.core import make_scheduler
 from lqs.settings import load
 
 
@@ -103,9 +103,10 @@ def test_only_lossless_tokenizers_bound_the_tokens_by_bytes(model: Model, monkey
 
 def test_a_worker_that_cannot_be_opened_says_why(model: Model) -> None:
     scheduler = make_scheduler(load(), [1.0])
-    settings = {"n_ctx": 256, "n_batch": 32, "threads": 1, "kv_unified": True, "prefix_cache": False}
+    settings = {"n_ctx": 256, "n_batch": 32, "n_ubatch": 32, "threads": 1, "kv_unified": True, "prefix_cache": False}
+    settings |= {"prefix_sequences": 0, "flash_attention": True, "inter_token_target_ms": 200.0}
     with pytest.raises(DeviceError, match="sequences"):
-        make_worker(scheduler, 0, model, n_seq=999, flash_attention=True, inter_token_target_ms=200.0, **settings)  # type: ignore[arg-type]
+        make_worker(scheduler, 0, model, n_seq=999, **settings)  # type: ignore[arg-type]
 
 
 def test_the_schedulers_thread_ends_when_it_is_told() -> None:

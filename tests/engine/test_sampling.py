@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+
 from lqs._engine import SamplerProbe, TextProbe
 
 OK, NOT_FINITE, NO_CANDIDATE = 0, 1, 2

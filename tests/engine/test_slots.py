@@ -14,7 +14,7 @@ from lqs.engine.slots import Models, Slot
 from lqs.engine.synth import Recipe, parse_shape, write
 from lqs.errors import EngineFailed, StartError
 from lqs.request import NS_PER_S
-from lqs.scheduling.desk import make_scheduler
+from lqs.scheduling.core import make_scheduler
 from lqs.settings import load
 
 S = NS_PER_S
@@ -135,7 +135,7 @@ def test_a_loaded_model_has_a_worker_on_each_device_slot(path: Path) -> None:
     assert [slot["capacity"] for slot in house.core.snapshot()["slots"]] == [512, 512]
     settings = house.workers[0].settings
     assert (settings["n_seq"], settings["n_batch"]) == (32, 512)
-    assert house.models.snapshots()["cpu:1"] == {"num_steps": 3, "is_healthy": True, "num_kv_tokens": 512}
+    assert house.models.snapshots()["cpu:1"] == {"num_steps": 3, "is_healthy": True, "state": "ready", "slot": 1}
     assert house.models.close(5)
     assert [worker.calls for worker in house.workers] == [["stop", "close"]] * 2
     assert house.fake.calls == ["load", "close"]
@@ -173,7 +173,7 @@ def test_nothing_under_a_thread_that_does_not_end_is_freed(path: Path, kind: str
 
 def test_a_slot_that_was_never_started_is_closed_too() -> None:
     worker = FakeWorker()
-    assert Slot("cpu:0", worker, 1).close(0)
+    assert Slot("cpu:0", worker, 1, 0).close(0)
     assert worker.calls == ["stop", "close"]
 
 

@@ -1,8 +1,11 @@
 """Text leaves as whole characters, and nothing of a stop string with it."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from lqs._engine import TextProbe
 
 
@@ -24,7 +27,7 @@ def run(pieces: list[bytes], stop: list[bytes] = (), eog: int | None = None) -> 
 
 def split(data: bytes, cuts: list[int]) -> list[bytes]:
     edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    return [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [data[a:b] for a, b in pairwise(edges)]
 
 
 def test_a_character_split_over_tokens_leaves_whole():
@@ -95,7 +98,7 @@ def test_a_token_outside_of_the_vocabulary_prints_nothing():
 
 @pytest.mark.parametrize("stop", [[b"x"] * 17, [b"x" * 1025], [b"\xff"]])
 def test_bad_stop_strings_blame_the_caller(stop):
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"stop string|utf-8"):
         TextProbe([b"a"], stop)
 
 
@@ -139,7 +142,7 @@ stops = st.lists(st.text(alphabet="abé😀", max_size=6), max_size=5)
 def test_the_first_stop_string_to_be_complete_ends_the_text(text, stop, cuts):
     found = [(text.find(s) + len(s), text.find(s)) for s in stop if s and s in text]
     expected = text[: min(found)[1]] if found else text
-    joined, end, releases = run(split(text.encode(), cuts), [s.encode() for s in stop])
+    joined, end, _ = run(split(text.encode(), cuts), [s.encode() for s in stop])
     assert joined == expected
     assert end == ("stop_string" if found else None)
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from lqs import _core
+from lqs import _core, _engine
 from tests.engine.rig import Rig
 
 PROMPTS = [f"Write one sentence about the number {n} and the colour {c}." for n in range(8) for c in ("red", "blue")]
@@ -43,6 +43,26 @@ def test_a_greedy_answer_is_the_same_alone_and_among_others(rig):
     rig.finish(*among)
     assert [a.text for a in among] == [a.text for a in alone]
     assert all(a.text for a in alone)
+
+
+@pytest.mark.parametrize("cache_prompt", [False, True])
+def test_a_greedy_answer_does_not_depend_on_who_came_and_went(default_model, cache_prompt):
+    """A small cache, requests of many lengths: cells are dropped and laid out again and again."""
+    with Rig(default_model, n_ctx=1536, n_seq=6, threads=1, num_cached=6) as rig:
+        prompts = [chat(p) for p in PROMPTS]
+        alone = [
+            rig.ask(p, max_tokens=8 + 5 * (i % 6), temperature=0.0, cache_prompt=False, ignore_eos=True).text
+            for i, p in enumerate(prompts)
+        ]
+        for _ in range(2):
+            among = [
+                rig.submit(p, max_tokens=8 + 5 * (i % 6), temperature=0.0, cache_prompt=cache_prompt, ignore_eos=True)
+                for i, p in enumerate(prompts)
+            ]
+            rig.finish(*among)
+            assert [a.text for a in among] == alone
+        assert rig.worker.snapshot()["num_compactions"] > 0
+        assert rig.worker.snapshot()["cells_used"] == rig.worker.count_cells()
 
 
 def test_usage_adds_up_to_the_ledger_and_to_the_workers_count(rig):
@@ -117,6 +137,28 @@ def test_a_request_cancelled_in_the_queue_costs_no_decode(default_model):
         assert rig.worker.snapshot()["generated_tokens"] == 42
 
 
+def test_a_request_cancelled_between_dispatch_and_start_costs_no_decode(default_model):
+    rig = Rig(default_model, n_ctx=512, n_seq=1, threads=1)
+    answer = rig.submit(chat("Hello"), max_tokens=4)
+    rig.scheduler.round(time.monotonic_ns())
+    rig.scheduler.cancel(answer.handle)
+    with rig:
+        rig.finish(answer)
+        assert answer.outcome.finish == _core.Finish.FINISH_CANCELLED
+        assert rig.worker.snapshot()["num_decodes"] == 0
+
+
+def test_a_grammar_shapes_the_answer_and_one_that_leaves_nothing_ends_it(rig):
+    yes_or_no = _engine.Grammar(rig.model, 'root ::= "yes" | "no"')
+    answer = rig.ask(chat("Is water wet?"), max_tokens=20, temperature=0.0, grammar=yes_or_no)
+    assert answer.text in (b"yes", b"no")
+    assert answer.outcome.finish == _core.Finish.FINISH_STOP
+    # After the word only an end of turn is allowed, and that is banned.
+    stuck = rig.ask(chat("Is water wet?"), max_tokens=20, temperature=0.0, grammar=yes_or_no, ignore_eos=True)
+    assert stuck.outcome.finish == _core.Finish.FINISH_ERROR
+    assert stuck.text in (b"yes", b"no")
+
+
 def test_a_request_past_its_time_limit_ends_with_timeout_and_keeps_what_it_made(rig):
     answer = rig.submit(
         chat("Write a long story."), max_tokens=3000, ignore_eos=True, stop_ns=time.monotonic_ns() + 300_000_000
@@ -128,7 +170,9 @@ def test_a_request_past_its_time_limit_ends_with_timeout_and_keeps_what_it_made(
 
 @pytest.mark.parametrize("num_prompt", [31, 32, 33, 64, 65, 200])
 @pytest.mark.parametrize("num_running", [0, 1, 3])
-def test_a_prompt_longer_than_the_batch_is_computed_in_chunks_with_the_same_text(default_model, num_prompt, num_running):
+def test_a_prompt_longer_than_the_batch_is_computed_in_chunks_with_the_same_text(
+    default_model, num_prompt, num_running
+):
     """Case B36: n_batch 32, 4 sequences, prompts around and over the batch size."""
     ids = default_model.tokenize(("one two three four five six seven eight nine ten " * 30).encode())[:num_prompt]
     with Rig(default_model, n_ctx=512, n_seq=4, n_batch=512, threads=1) as rig:
@@ -194,7 +238,7 @@ def test_cells_are_counted_exactly_through_sharing_cutting_and_eviction(default_
 
 @pytest.mark.parametrize(("rc", "finish"), [(2, "ok"), (-1, "one fails"), (-2, "one fails"), (-3, "one fails")])
 def test_each_code_of_llama_decode_has_its_outcome(default_model, rc, finish):
-    """Case B35: a break-off is tried again; below 0 the request that fails alone is ended, the rest go on."""
+    """Case B35: a break-off is tried again; below 0 who fails alone is ended, the rest go on."""
     with Rig(default_model, n_ctx=1024, n_seq=4, threads=1) as rig:
         want = [rig.ask(chat(p), max_tokens=12, temperature=0.0, cache_prompt=False).text for p in PROMPTS[:4]]
         rig.worker.break_at("rc", step=rig.worker.snapshot()["num_steps"] + 6, rc=rc, times=1 if rc == 2 else 2)
@@ -227,7 +271,10 @@ def test_a_device_that_keeps_failing_is_given_up(default_model):
         rig.finish(*answers)
         assert rig.worker.state == "dead"
         assert "kept failing" in rig.worker.death
-        assert all(a.outcome is None or a.outcome.finish in (_core.Finish.FINISH_ERROR, _core.Finish.FINISH_DEVICE) for a in answers)
+        assert all(
+            a.outcome is None or a.outcome.finish in (_core.Finish.FINISH_ERROR, _core.Finish.FINISH_DEVICE)
+            for a in answers
+        )
 
 
 def test_a_reader_that_stalls_pauses_its_own_sequence_only(default_model):
@@ -268,17 +315,25 @@ def read_logprobs(raw: bytes):
         yield (token, logprob), top
 
 
+@pytest.mark.skipif(_engine.IS_TRACED, reason="a build for coverage takes the GIL for every line")
 def test_workers_do_not_need_the_gil(default_model):
-    """One C call holds the GIL for 2 s; the worker makes at least 90 % of the tokens it made in the 2 s before."""
+    """One C call holds the GIL for 2 s; the worker makes at least 90 % of the tokens it made in the 2 s before.
+
+    A worker that needed the GIL would make none. Another process may take the core meanwhile, so
+    the best of three pairs counts.
+    """
+    shares = []
     with Rig(default_model, n_ctx=4096, n_seq=4, threads=1, out_buffer_bytes=1 << 20) as rig:
         answers = [rig.submit(chat(p), max_tokens=900, ignore_eos=True, temperature=0.0) for p in PROMPTS[:4]]
         rig.pump(lambda: all(a.num_tokens > 8 for a in answers))
-        free = made_during(rig, lambda: rig.pump(after(2.0)))
-        held = made_during(rig, lambda: ctypes.PyDLL(None).usleep(2_000_000))
+        while len(shares) < 3 and max(shares, default=0.0) < 0.9:
+            free = made_during(rig, lambda: rig.pump(after(2.0)))
+            held = made_during(rig, lambda: ctypes.PyDLL(None).usleep(2_000_000))
+            shares.append(held / free)
         for answer in answers:
             rig.scheduler.cancel(answer.handle)
         rig.finish(*answers)
-    assert held >= 0.9 * free
+    assert max(shares) >= 0.9
 
 
 def after(seconds: float):
@@ -308,7 +363,7 @@ def test_an_assert_kills_one_device_slot_and_nothing_else(default_model):
         assert finishes == [_core.Finish.FINISH_LENGTH] * 2 + [_core.Finish.FINISH_DEVICE] * 2
         assert rig.worker.state == "dead"
         assert rig.worker.is_parked
-        assert "n_batch" in rig.worker.death
+        assert "seq_id_src" in rig.worker.death
         assert rig.workers[1].state == "ready"
         later = rig.ask(chat("Hello"), max_tokens=4, ignore_eos=True)
         assert later.outcome.finish == _core.Finish.FINISH_LENGTH
@@ -330,11 +385,11 @@ def test_when_the_last_device_slot_dies_the_queue_ends_with_no_device(default_mo
 def test_bad_prompts_and_parameters_are_refused_before_the_worker_sees_them(rig):
     engine, model = rig.engine, rig.model
     for ids in ([], [-1], [model.n_vocab], [2**31 - 1]):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="prompt token"):
             engine.Completion(model, array.array("i", ids), max_tokens=1)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="one token to make"):
         engine.Completion(model, array.array("i", [1]), max_tokens=0)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="logprobs"):
         engine.Completion(model, array.array("i", [1]), max_tokens=1, num_logprobs=21)
 
 

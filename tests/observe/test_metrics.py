@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lqs.observe.metrics import Metrics
 from lqs.request import NS_PER_S, Request, Tenant
-from lqs.scheduling.desk import make_scheduler
+from lqs.scheduling.core import make_scheduler
 from lqs.settings import load
 
 S = NS_PER_S
@@ -36,15 +36,25 @@ VLLM = {
 }
 WORKER = {
     "is_healthy": True,
+    "state": "ready",
+    "slot": 0,
+    "threads": 2,
     "num_steps": 4,
+    "step_ns": 5 * S,
+    "num_decodes": 3,
+    "decode_ns": 4 * S,
     "cells_used": 8,
-    "num_kv_tokens": 100,
+    "num_cached_sequences": 3,
     "prefill_tokens": 5,
     "generated_tokens": 6,
+    "prefix_queries": 30,
+    "prefix_hits": 20,
     "num_failed_decodes": 0,
     "num_kv_failures": 0,
     "num_cache_evictions": 1,
+    "num_compactions": 2,
 }
+PARKED = WORKER | {"is_healthy": False, "state": "parked", "slot": 1, "step_ns": S, "prefix_hits": 1}
 
 
 @dataclass
@@ -68,14 +78,16 @@ class Board:
         config = load(None, None, flags)
         self.core = make_scheduler(config, [1.0])
         self.core.add_device_slot(kv_tokens=100, num_sequences=2)
+        self.core.add_device_slot(kv_tokens=50, num_sequences=1, model=1)
         self.now_ns = 0
         self.closed: str | None = None
         self.metrics = Metrics(
             config,
             model_name="m",
             core=self.core.snapshot,
-            workers=lambda: {"cpu:0": WORKER},
+            workers=lambda: {"cpu:0": WORKER, "cpu:1": PARKED},
             closed_reason=lambda: self.closed,
+            bounds=lambda: {"connections": (7, 100)},
             now_ns=lambda: self.now_ns,
         )
 
@@ -111,14 +123,14 @@ def test_a_request_is_counted_once_in_everything_that_it_reached() -> None:
     seen = board.read()
     assert seen["vllm:prompt_tokens_total", "m"] == 11
     assert seen["vllm:generation_tokens_total", "m"] == 7
-    assert (seen["vllm:prefix_cache_queries_total", "m"], seen["vllm:prefix_cache_hits_total", "m"]) == (11, 2)
     assert seen["vllm:time_to_first_token_seconds_sum", "m"] == 3
     assert seen["vllm:inter_token_latency_seconds_count", "m"] == 4
     assert seen["vllm:inter_token_latency_seconds_sum", "m"] == 2
     assert seen["vllm:request_prefill_time_seconds_sum", "m"] == 2
     assert seen["vllm:request_decode_time_seconds_sum", "m"] == 2
     assert seen["vllm:e2e_request_latency_seconds_sum", "m"] == 5
-    assert seen["lqs_queue_time_seconds_sum", "high"] == 2
+    assert seen["lqs_queue_time_seconds_sum", "short", "high"] == 2
+    assert seen["lqs_queue_time_seconds_sum", "long", "high"] == 0
     assert outcomes(seen) == {"stop": 1}
 
 
@@ -172,10 +184,59 @@ def test_the_queue_and_the_device_slots_are_shown_as_the_core_has_them() -> None
     seen = board.read()
     assert (seen["vllm:num_requests_running", "m"], seen["vllm:num_requests_waiting", "m"]) == (2, 1)
     assert (seen["lqs_queue_depth", "normal"], seen["lqs_queue_places", "normal"]) == (1, 3)
-    assert seen["vllm:kv_cache_usage_perc", "m"] == 1
+    assert seen["vllm:kv_cache_usage_perc", "m"] == 100 / 150
+    assert (seen["lqs_device_kv_reserved", "cpu:0"], seen["lqs_device_kv_tokens", "cpu:0"]) == (100, 100)
+    assert (seen["lqs_device_sequences_running", "cpu:0"], seen["lqs_device_sequences", "cpu:1"]) == (2, 1)
+    assert (seen["lqs_lane_depth", "short"], seen["lqs_lane_running", "short"]) == (1, 2)
+    assert (seen["lqs_lane_depth", "long"], seen["lqs_lane_running", "long"]) == (0, 0)
     assert seen["lqs_queue_oldest_wait_seconds", "normal"] == 4
     assert seen["lqs_queue_oldest_wait_seconds", "high"] == 0
     assert (seen["lqs_device_healthy", "cpu:0"], seen["lqs_device_kv_cells", "cpu:0"]) == (1, 8)
+    # The third was looked at too, and found no room.
+    assert (seen["lqs_decisions_total",], seen["lqs_queue_started_total", "normal"]) == (3, 2)
+
+
+def test_what_the_workers_counted_is_shown_by_device_slot_in_seconds_and_tokens() -> None:
+    seen = Board().read()
+    assert (seen["lqs_step_seconds_total", "cpu:0"], seen["lqs_step_seconds_total", "cpu:1"]) == (5, 1)
+    assert (seen["lqs_decode_seconds_total", "cpu:0"], seen["lqs_step_tokens_total", "cpu:0"]) == (4, 6)
+    assert (seen["lqs_device_threads", "cpu:0"], seen["lqs_device_cached_sequences", "cpu:0"]) == (2, 3)
+    # vLLM has one pair for all.
+    assert (seen["vllm:prefix_cache_queries_total", "m"], seen["vllm:prefix_cache_hits_total", "m"]) == (60, 21)
+
+
+def test_a_device_slot_is_in_one_state() -> None:
+    seen = Board().read()
+    states = [key[1:] for key, value in seen.items() if key[0] == "lqs_device_state" and value]
+    assert states == [("cpu:0", "ready"), ("cpu:1", "parked")]
+
+
+def test_how_near_each_bound_is_can_be_read() -> None:
+    from lqs._core import Work
+
+    board = Board(**{"queue.table_capacity": 512})
+    for _ in range(2):
+        assert board.core.try_enter(2)
+        handle = board.core.submit(Work(), object(), level=2, footprint_tokens=10)
+    seen = board.read()
+    for name, used, limit in (
+        ("table", 2, 512),
+        ("queue", 2, 256),
+        ("ring_submit", 2, 3 * 512),
+        ("connections", 7, 100),
+    ):
+        assert (seen["lqs_bound_used", name], seen["lqs_bound_limit", name]) == (used, limit)
+    board.core.round(0)
+    seen = board.read()
+    assert (seen["lqs_bound_used", "ring_submit"], seen["lqs_bound_used", "ring_events"]) == (0, 2)
+    board.core.poll()
+    board.core.hold(handle)
+    while board.core.emit(handle, b"x" * 1000):
+        assert board.core.poll() == []
+    assert (board.read()["lqs_requests_held",], board.read()["lqs_out_buffers_full_total",]) == (1, 0)
+    board.core.resume(handle)
+    board.core.poll()
+    assert (board.read()["lqs_requests_held",], board.read()["lqs_out_buffers_full_total",]) == (0, 1)
 
 
 def test_readiness_and_lost_events_are_shown() -> None:

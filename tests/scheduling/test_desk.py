@@ -11,8 +11,10 @@ import pytest
 from lqs._core import Work
 from lqs.errors import RETRY_AFTER_S_MAX, RequestRefused
 from lqs.request import NS_PER_S, Request, RequestState, Tenant
-from lqs.scheduling.desk import Desk, make_scheduler
+from lqs.scheduling.core import make_scheduler
+from lqs.scheduling.desk import Desk
 from lqs.settings import load
+from lqs.streaming.outlet import Outlet
 from tests.scheduling.parts import Told
 
 S = NS_PER_S
@@ -66,6 +68,62 @@ def test_a_request_is_told_everything_in_order() -> None:
         "output",
         "finished",
     ]
+
+
+async def read_slowly(scene: Scene, outlet: Outlet, handle: int, text: bytes) -> tuple[bytes, int]:
+    """Write `text` byte by byte through the core while the reader takes only when nothing moves any more.
+
+    What was read, and the most that lay in the outlet at once.
+    """
+    pieces, got, num_written, num_bytes_max = outlet.pieces(), b"", 0, 0
+    while len(got) < len(text):
+        while num_written < len(text) and scene.core.emit(handle, text[num_written : num_written + 1]):
+            num_written += 1
+            if num_written % 10 == 0:
+                scene.turn()
+        scene.turn()
+        piece = (await anext(pieces)).text
+        num_bytes_max = max(num_bytes_max, len(piece))
+        got += piece
+    return got, num_bytes_max
+
+
+def test_a_slow_readers_text_waits_with_its_worker_and_none_of_it_is_lost() -> None:
+    scene = Scene()
+    request = scene.enter()
+    outlet = Outlet(request, valve=scene.desk, num_bytes_max=100)
+    scene.desk.submit(request, Work(), outlet, model=0)
+    scene.turn()
+    (handle,) = scene.core.take(0)
+    text = bytes(range(256)) * 40
+    got, num_bytes_max = asyncio.run(read_slowly(scene, outlet, handle, text))
+    assert got == text
+    # The outlet's bound, and at most what the out-buffer holds: 16 bytes for each of these records.
+    assert num_bytes_max <= 100 + 4096 // 16
+    scene.core.finish(handle, FINISH_STOP)
+    scene.turn()
+    assert (outlet.is_over, outlet.is_settled, scene.desk.num_inside) == (True, True, 0)
+
+
+def test_a_paused_request_that_is_cancelled_ends_though_nobody_reads() -> None:
+    scene = Scene()
+    request = scene.enter()
+    outlet = Outlet(request, valve=scene.desk, num_bytes_max=1)
+    scene.desk.submit(request, Work(), outlet, model=0)
+    scene.turn()
+    (handle,) = scene.core.take(0)
+    scene.core.emit(handle, b"a")
+    scene.turn()
+    scene.core.emit(handle, b"b")
+    scene.core.finish(handle, FINISH_STOP)
+    scene.turn()
+    assert (outlet.is_over, scene.desk.num_inside) == (False, 1)
+    scene.desk.cancel(request)
+    scene.turn()
+    assert (outlet.is_over, outlet.is_settled, scene.desk.num_inside) == (True, True, 0)
+    # The reader that comes to it later finds it gone, and that is all.
+    for late in (scene.desk.pause, scene.desk.resume):
+        late(request)
 
 
 def test_the_place_is_taken_at_arrival_and_given_back_once() -> None:

@@ -1,0 +1,1 @@
+"""Whether a text depends on who shares the batch."""
