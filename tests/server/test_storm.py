@@ -59,7 +59,7 @@ def test_2000_requests_cut_off_at_random_leave_nothing_behind(start: Start, tiny
         server.wait_at_rest()
         left: dict[str, int] = {}
         try:
-            until(lambda: left.update(alive(server, counts)) or left == first, 20)
+            until(lambda left=left: left.update(alive(server, counts)) or left == first, 20)
         except AssertionError:
             raise AssertionError(f"still alive: {left}, at the start: {first}") from None
         memory.append(server.memory_bytes)
