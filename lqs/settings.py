@@ -72,7 +72,7 @@ def check_exposure(config: Config, num_keys: int) -> None:
         return
     raise ConfigError(
         f"server.host: {server.host} can be reached from other machines, and no key is configured. "
-        "Make one with `lqs keys add --name NAME`, or pass --insecure."
+        "Set keys.file and make a key with `lqs keys add --name NAME --config FILE`, or pass --insecure."
     )
 
 
