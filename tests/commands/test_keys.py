@@ -58,6 +58,13 @@ def test_a_file_that_cannot_be_used_is_named_as_it_was_given(
     assert capsys.readouterr().err.startswith(f"lqs: {path}: cannot be ")
 
 
+def test_a_file_named_in_the_config_lies_beside_it(tmp_path: Path) -> None:
+    config = tmp_path / "lqs.toml"
+    config.write_text('[keys]\nfile = "keys.json"\n')
+    assert main(["keys", "add", "--name", "ann", "--config", str(config)]) == 0
+    assert (tmp_path / "keys.json").exists()
+
+
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = f"{tmp_path}/{'x' * 300}/keys.json"
     assert main(["keys", "add", "--name", "ann", "--file", path]) == 2
