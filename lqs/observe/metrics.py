@@ -146,6 +146,8 @@ class Metrics(Counts):
             yield _gauges(name, doc, "lane", {lane: seen[key] for lane, seen in zip(_LANES, lanes, strict=True)})
         caps = dict(zip(self._levels, self._config.level_caps, strict=True))
         yield _gauges("lqs_queue_places", "Places, by class.", "level", caps)
+        yield GaugeMetricFamily("lqs_queue_total_places", "Places, all classes.", value=self._config.queue.total)
+        yield GaugeMetricFamily("lqs_queue_total_places_taken", "Places taken.", value=core["num_entered"])
         yield _gauges(
             "lqs_queue_oldest_wait_seconds", "Longest wait of those waiting.", "level", self._oldest_waits_s(levels)
         )
@@ -203,12 +205,12 @@ class Metrics(Counts):
         yield counter("vllm:num_preemptions", "Requests set aside while they ran.", 0)
         yield counter("vllm:prefix_cache_queries", "Tokens looked up.", num_queries)
         yield counter("vllm:prefix_cache_hits", "Tokens found.", num_hits)
-        family = CounterMetricFamily(
-            "vllm:request_success", "Requests that ran, by how they finished.", labels=["model_name", "finished_reason"]
+        yield _counters(
+            "vllm:request_success",
+            "Requests that ran, by how they finished.",
+            "finished_reason",
+            self.finished_by_reason,
         )
-        for reason, count in self.finished_by_reason.items():
-            family.add_metric([*self._labels.values(), reason], count)
-        yield family
 
     def _histograms(self) -> Iterator[Metric]:
         named = (
@@ -235,7 +237,6 @@ class Metrics(Counts):
         """How near each bound is, and what was counted when one was reached."""
         bounds = {
             "table": (core["num_live"], core["table_capacity"]),
-            "queue": (core["num_entered"], self._config.queue.total),
             **{f"ring_{name}": figures for name, figures in core["rings"].items()},
             **self._bounds(),
         }

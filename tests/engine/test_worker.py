@@ -317,16 +317,23 @@ def read_logprobs(raw: bytes):
 
 @pytest.mark.skipif(_engine.IS_TRACED, reason="a build for coverage takes the GIL for every line")
 def test_workers_do_not_need_the_gil(default_model):
-    """One C call holds the GIL for 2 s; the worker makes at least 90 % of the tokens it made in the 2 s before."""
+    """One C call holds the GIL for 2 s; the worker makes at least 90 % of the tokens it made in the 2 s before.
+
+    A worker that needed the GIL would make none. Another process may take the core meanwhile, so
+    the best of three pairs counts.
+    """
+    shares = []
     with Rig(default_model, n_ctx=4096, n_seq=4, threads=1, out_buffer_bytes=1 << 20) as rig:
         answers = [rig.submit(chat(p), max_tokens=900, ignore_eos=True, temperature=0.0) for p in PROMPTS[:4]]
         rig.pump(lambda: all(a.num_tokens > 8 for a in answers))
-        free = made_during(rig, lambda: rig.pump(after(2.0)))
-        held = made_during(rig, lambda: ctypes.PyDLL(None).usleep(2_000_000))
+        while len(shares) < 3 and max(shares, default=0.0) < 0.9:
+            free = made_during(rig, lambda: rig.pump(after(2.0)))
+            held = made_during(rig, lambda: ctypes.PyDLL(None).usleep(2_000_000))
+            shares.append(held / free)
         for answer in answers:
             rig.scheduler.cancel(answer.handle)
         rig.finish(*answers)
-    assert held >= 0.9 * free
+    assert max(shares) >= 0.9
 
 
 def after(seconds: float):

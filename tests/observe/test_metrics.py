@@ -221,7 +221,6 @@ def test_how_near_each_bound_is_can_be_read() -> None:
     seen = board.read()
     for name, used, limit in (
         ("table", 2, 512),
-        ("queue", 2, 256),
         ("ring_submit", 2, 3 * 512),
         ("connections", 7, 100),
     ):

@@ -41,7 +41,7 @@ def aborted(server: Server) -> float:
 
 def ended_soon(server: Server, leave: Callable[[], None]) -> None:
     """Leave, and see that the running one ends within a second and is counted once, with its tokens."""
-    before, made = aborted(server), server.metric("lqs_device_generated_tokens_total")
+    before, made = aborted(server), server.metric("lqs_step_tokens_total")
     billed = server.metric("vllm:generation_tokens_total")
     leave()
     began_s = time.monotonic()
@@ -50,10 +50,10 @@ def ended_soon(server: Server, leave: Callable[[], None]) -> None:
     assert aborted(server) == before + 1
     assert server.metric("lqs_device_kv_cells") == 0
     # What was made before it left belongs to it too, and nothing is made after it.
-    total = server.metric("lqs_device_generated_tokens_total")
+    total = server.metric("lqs_step_tokens_total")
     assert total >= made
     assert server.metric("vllm:generation_tokens_total") - billed >= total - made
-    assert server.metric("lqs_device_generated_tokens_total") == total
+    assert server.metric("lqs_step_tokens_total") == total
 
 
 @pytest.mark.parametrize("way", ["close", "reset"])

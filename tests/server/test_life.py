@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from lqs import serve
+from lqs import process, serve
 from lqs.cli import main
 from lqs.engine.synth import Recipe, parse_shape, write
 from lqs.errors import ConfigError, DeviceError, ModelFileError
@@ -315,10 +315,10 @@ def test_a_process_with_a_hung_thread_leaves_without_it(monkeypatch: pytest.Monk
 
 def test_every_file_that_the_system_allows_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(serve.resource, "setrlimit", lambda which, limits: asked.append(limits))
+    monkeypatch.setattr(process.resource, "setrlimit", lambda which, limits: asked.append(limits))
     for limits in ((10, 20), (20, 20)):
-        monkeypatch.setattr(serve.resource, "getrlimit", lambda which, limits=limits: limits)
-        serve.raise_file_limit()
+        monkeypatch.setattr(process.resource, "getrlimit", lambda which, limits=limits: limits)
+        process.raise_file_limit()
     assert asked == [(20, 20)]
 
 
