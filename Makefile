@@ -99,7 +99,7 @@ check: test lint types cover stress  ## all of it
 bench: $(VENV)/.dev build  ## nanoseconds per operation of the core
 	@$(PY) -m bench.core $(ARGS)
 
-load: $(VENV)/.dev model  ## load on the whole server, beside a peer (ARGS="--peer llama-server=PATH")
+load: $(VENV)/.dev model  ## load on the whole server, beside a peer (ARGS="--model FILE --peer llama-server=PATH")
 	@$(PY) -m bench.compare $(ARGS)
 
 # --- Release. ---

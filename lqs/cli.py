@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import NoReturn, Protocol, cast
 
 from lqs.errors import StartError
 
@@ -54,6 +54,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+class _Version(argparse.Action):
+    """Prints the version that is installed; looked up only when it is asked for."""
+
+    def __call__(self, *_: object) -> NoReturn:
+        """Print it and leave."""
+        # Costs more than the rest of `lqs --help`.
+        from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
+
+        try:
+            print(f"lqs {version('lqs')}")
+        except PackageNotFoundError:
+            print("lqs, from sources that are not installed")
+        raise SystemExit(0)
+
+
 def _choose(first: Sequence[str]) -> str:
     """The command's name. Leaves with help or an error where there is none."""
     width = max(map(len, COMMANDS))
@@ -64,6 +79,10 @@ def _choose(first: Sequence[str]) -> str:
         epilog=f"commands:\n{listing}\n\n`lqs COMMAND --help` tells more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", nargs=0, action=_Version, help="show the version and leave")
     parser.add_argument("command", choices=COMMANDS, metavar="command", help="one of those below")
+    if not first:
+        parser.print_help(sys.stderr)
+        raise SystemExit(2)
     name: str = parser.parse_args(first).command
     return name

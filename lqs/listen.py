@@ -36,6 +36,12 @@ def bind(config: ServerConfig) -> socket.socket:
     return listening
 
 
+def url_of(host: str, port: int) -> str:
+    """An address to open on this machine; one that stands for every interface is shown as loopback."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def make_http(app: object, config: ServerConfig, log: Log, close_s: int) -> HttpServer:
     """The HTTP server around the application."""
     log.take_over("uvicorn.error")

@@ -24,6 +24,8 @@ def leave(code: int) -> None:
 async def in_thread(function: Callable[[], T], name: str) -> T:
     """Call something slow in a thread that the process does not wait for at its end."""
     done: Future[T] = Future()
+    # Who waits may give up; the thread goes on, and its result is then dropped.
+    done.set_running_or_notify_cancel()
 
     def body() -> None:
         try:

@@ -28,7 +28,7 @@ from lqs.engine.gguf import read_header
 from lqs.engine.slots import Models
 from lqs.engine.store import DEFAULT_MODEL, Store, store_folder
 from lqs.errors import DeviceError, StartError
-from lqs.listen import HttpServer, bind, make_http
+from lqs.listen import HttpServer, bind, make_http, url_of
 from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
 from lqs.process import in_thread, leave, raise_file_limit
@@ -122,7 +122,7 @@ class Server:
         except StartError as error:
             self._log.error("cannot start", reason=str(error))
             return error.exit_code
-        self._log.info("ready", models=",".join(self._models.names()), port=self.port)
+        self._log.info("ready", models=",".join(self._models.names()), url=url_of(shown, self.port))
         await self._stop_wanted.wait()
         await self._drain()
         return 0

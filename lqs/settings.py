@@ -1,12 +1,14 @@
 """Reads the settings: the defaults, the TOML file, `LQS_SECTION_KEY` variables, flags; the later wins.
 
-A key that does not exist is an error and the message offers the nearest one: a misspelt limit that
-is ignored in silence is worse than a server that does not start.
+A key or an LQS_* variable that does not exist is an error and the message offers the nearest one: a
+misspelt limit that is ignored in silence is worse than a server that does not start.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,8 +19,17 @@ from msgspec import Meta, Struct
 
 from lqs.config import Config, TierConfig, is_loopback
 from lqs.errors import ConfigError
+from lqs.wording import in_words, offer, pattern_in_words
 
 _ENV_PREFIX = "LQS_"
+# NAME=VALUE of what is called LQS_* and is no setting: where models are, the key of `lqs chat`, the
+# switches of builds and tests, and what Kubernetes sets for a service named lqs.
+_NOT_SETTINGS = re.compile(
+    r"LQS_(MODELS_DIR|API_KEY|EXTENSIONS|NATIVE|DEBUG|COVERAGE|ANNOTATE|SANITIZE|STRESS_ITEMS|TEST_\w+)="
+    r"|LQS_SERVICE_(HOST|PORT)|LQS_PORT_\d|LQS_PORT=\w+://"
+)
+# Settings that name a file; in the TOML file they are seen from its folder.
+_FILES = (("model", "path"), ("model", "chat_template"), ("keys", "file"))
 
 
 class Setting(NamedTuple):
@@ -48,7 +59,7 @@ def load(
     try:
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
-        raise ConfigError(_name_the_key(str(error))) from None
+        raise ConfigError(_name_the_key(str(error), tree)) from None
     config = msgspec.structs.replace(config, tiers=_tiers(config, is_named="tiers" in tree))
     _check_together(config)
     return config
@@ -72,7 +83,7 @@ def check_exposure(config: Config, num_keys: int) -> None:
         return
     raise ConfigError(
         f"server.host: {server.host} can be reached from other machines, and no key is configured. "
-        "Make one with `lqs keys add --name NAME`, or pass --insecure."
+        "Set keys.file and make a key with `lqs keys add --name NAME --config FILE`, or pass --insecure."
     )
 
 
@@ -96,44 +107,81 @@ def _bound(meta: Meta) -> str:
     if meta.max_length is not None:
         words.append(f"{meta.min_length} to {meta.max_length} entries")
     if meta.pattern is not None:
-        words.append(f"matches {meta.pattern}")
+        words.append(pattern_in_words(meta.pattern))
     return ", ".join(words)
 
 
 def _read(path: str) -> dict[str, Any]:
-    """The file as a tree of plain values."""
+    """The file as a tree of plain values, the files that it names as seen from here."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: is not TOML: {error}.") from None
+    for section, key in _FILES:
+        table = tree.get(section)
+        if isinstance(table, dict) and _is_relative(table.get(key)):
+            table[key] = str(Path(path).parent / table[key])
+    return tree
+
+
+def _is_relative(name: Any) -> bool:
+    """Whether a value is a path from the file's folder; a model's bare name is none."""
+    is_path = isinstance(name, str) and (os.sep in name or "." in name)
+    return is_path and not name.startswith((os.sep, "~"))
 
 
 def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
-    """The variables that name a section: `LQS_QUEUE_TIMEOUT_S` is `queue.timeout_s`.
-
-    Other LQS_* variables belong to others (where models are kept, for one).
-    """
+    """The variables that are settings: `LQS_QUEUE_TIMEOUT_S` is `queue.timeout_s`."""
+    known = {
+        f"{_ENV_PREFIX}{section}_{key}".upper(): (section, key)
+        for section, struct in _sections().items()
+        for key in struct.__struct_fields__
+        if section != "tiers"
+    }
     found = {}
     for name, text in sorted(env.items()):
-        section, _, key = name.removeprefix(_ENV_PREFIX).lower().partition("_")
-        if name.startswith(_ENV_PREFIX) and key and section in _sections() and section != "tiers":
-            found[f"{section}.{key}"] = _from_text(section, key, text, name)
+        if not name.startswith(_ENV_PREFIX) or _NOT_SETTINGS.match(f"{name}={text}"):
+            continue
+        if name not in known:
+            raise ConfigError(_no_such_variable(name, known))
+        section, key = known[name]
+        found[f"{section}.{key}"] = _from_text(section, key, text, name)
     return found
 
 
+def _no_such_variable(name: str, known: Mapping[str, tuple[str, str]]) -> str:
+    if name.startswith(f"{_ENV_PREFIX}TIERS_"):
+        return f"{name}: tiers are set in the file, as [tiers.NAME]."
+    bare = {variable.removeprefix(_ENV_PREFIX): variable for variable in known}
+    word = name.removeprefix(_ENV_PREFIX)
+    # A key without its section, or else what is spelt alike.
+    close = [variable for variable, (_, key) in known.items() if key.upper() == word]
+    close = close or [bare[match] for match in difflib.get_close_matches(word, bare, n=1, cutoff=0.7)]
+    return f"{name}: there is no such setting{offer(close)}"
+
+
 def _from_text(section: str, key: str, text: str, name: str) -> Any:
-    """A variable's text as the type that its key has; lists are separated by commas."""
-    hints = get_type_hints(_sections()[section], include_extras=True)
-    if key not in hints:
-        raise ConfigError(f"{name}: there is no such setting{_nearest(key, hints, section)}")
-    kind = get_args(hints[key])[0]
-    value: Any = text.split(",") if get_origin(kind) is tuple else text
+    """A variable's text as the type that its key has; a list is `a,b` or `["a", "b"]`."""
+    kind = get_args(get_type_hints(_sections()[section], include_extras=True)[key])[0]
+    value: Any = _entries(text) if get_origin(kind) is tuple else text
     try:
         return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{name}: {error}.") from None
+        # That it was text goes without saying.
+        what = str(error).partition(" - at ")[0].removesuffix(", got `str`")
+        raise ConfigError(f"{name}: {in_words(what)}.") from None
+
+
+def _entries(text: str) -> Any:
+    """The entries of a list."""
+    if text.lstrip().startswith("["):
+        try:
+            return msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            pass
+    return [entry.strip() for entry in text.split(",")] if text.strip() else []
 
 
 def _lay_over(tree: dict[str, Any], values: Mapping[str, Any]) -> None:
@@ -160,7 +208,8 @@ def _check_names(tree: Mapping[str, Any]) -> None:
     sections = _sections()
     for section, table in tree.items():
         if section not in sections:
-            raise ConfigError(f"{section}: there is no such section{_nearest(section, sections)}")
+            close = _homes(section) or difflib.get_close_matches(section, list(sections), n=1, cutoff=0.5)
+            raise ConfigError(f"{section}: there is no such section{offer(close)}")
         tables = table if section == "tiers" else {section: table}
         for name, keys in (tables if isinstance(tables, dict) else {}).items():
             where = f"tiers.{name}" if section == "tiers" else section
@@ -168,23 +217,37 @@ def _check_names(tree: Mapping[str, Any]) -> None:
 
 
 def _check_keys(where: str, table: Any, struct: type[Struct]) -> None:
-    known = [info.name for info in msgspec.structs.fields(struct)]
+    known = struct.__struct_fields__
     for key in table if isinstance(table, dict) else ():
         if key not in known:
-            raise ConfigError(f"{where}.{key}: there is no such setting{_nearest(key, known, where)}")
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            close = _homes(key) or [f"{where}.{word}" for word in near]
+            raise ConfigError(f"{where}.{key}: there is no such setting{offer(close)}")
 
 
-def _nearest(word: str, known: Any, prefix: str = "") -> str:
-    """`; did you mean X?` or a full stop."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    dotted = f"{prefix}." if prefix else ""
-    return f"; did you mean {dotted}{close[0]}?" if close else "."
+def _homes(key: str) -> list[str]:
+    """The settings of that name, in whatever section."""
+    sections = _sections().items()
+    return [f"{name}.{key}" for name, struct in sections if name != "tiers" and key in struct.__struct_fields__]
 
 
-def _name_the_key(message: str) -> str:
-    """msgspec's `Expected ... - at `$.queue.total`` with the key first."""
+def _name_the_key(message: str, tree: Mapping[str, Any]) -> str:
+    """msgspec's `Expected ... - at `$.queue.total`` with the key first, in an operator's words."""
     what, _, where = message.partition(" - at `$.")
-    return f"{where.rstrip('`')}: {what}." if where else f"{what}."
+    where = where.rstrip("`")
+    if where.startswith("tiers[...]"):
+        where = where.replace("[...]", f".{_wrong_tier(tree['tiers'])}", 1)
+    return f"{where}: {in_words(what)}."
+
+
+def _wrong_tier(tiers: Mapping[str, Any]) -> str:
+    """The name of the first tier that is wrong; msgspec does not tell it."""
+    for name, table in tiers.items():
+        try:
+            msgspec.convert(table, TierConfig)
+        except msgspec.ValidationError:
+            return name
+    raise AssertionError("every tier is right")
 
 
 def _check_together(config: Config) -> None:

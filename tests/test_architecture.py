@@ -31,7 +31,7 @@ FLOORS = (
     {"placement", "engine", "streaming"},
     {"observe"},
     {"settings"},
-    {"request", "config"},
+    {"request", "config", "wording"},
     {"errors"},
     {"_engine"},
     {"_core"},

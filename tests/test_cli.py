@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -11,6 +12,27 @@ import pytest
 
 from lqs import cli
 from lqs.errors import ConfigError, ModelFileError
+
+
+def test_without_a_command_it_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    text = capsys.readouterr().err
+    assert all(about in text for about in cli.COMMANDS.values())
+
+
+def test_it_tells_its_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", {"lqs": "1.2.3"}.__getitem__)
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == "lqs 1.2.3\n"
+
+
+def test_sources_without_a_version_say_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert cli.main(["--version"]) == 0
+    assert "not installed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from lqs.config import LogConfig, ServerConfig
 from lqs.errors import StartError
-from lqs.listen import HttpServer, bind, make_http
+from lqs.listen import HttpServer, bind, make_http, url_of
 from lqs.observe.log import Log
 
 
@@ -168,6 +168,19 @@ def test_a_taken_port_is_named_with_what_to_do() -> None:
 def test_an_ipv6_address_can_be_listened_on() -> None:
     with bind(ServerConfig(host="::1", port=0)) as listening:
         assert listening.family == socket.AF_INET6
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:1"),
+        ("0.0.0.0", "http://127.0.0.1:1"),
+        ("::", "http://[::1]:1"),
+        ("lqs.example", "http://lqs.example:1"),
+    ],
+)
+def test_the_address_that_is_shown_can_be_opened(host: str, url: str) -> None:
+    assert url_of(host, 1) == url
 
 
 def test_uvicorn_leaves_signals_alone() -> None:

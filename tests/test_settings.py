@@ -47,13 +47,51 @@ def test_variables_have_the_type_of_their_key() -> None:
         "LQS_ENGINE_DEVICES": "cpu:0,cpu:1",
         "LQS_SERVER_INSECURE": "true",
         "LQS_QUEUE_CAPS": "1,2,3,4,5",
+        "LQS_SERVER_CORS_ORIGINS": " http://a , http://b",
+        "LQS_QUEUE_LANE_WEIGHTS": "[5, 2]",
         "LQS_MODELS_DIR": "not ours",
+        "LQS_API_KEY": "not ours",
+        "LQS_TEST_ANYTHING": "not ours",
+        "LQS_SERVICE_HOST": "not ours, from Kubernetes",
+        "LQS_PORT": "tcp://10.0.0.1:80",
+        "LQS_PORT_80_TCP_ADDR": "10.0.0.1",
         "HOME": "/",
     }
     config = load(None, env)
     assert config.engine.devices == ("cpu:0", "cpu:1")
     assert config.server.insecure is True
     assert config.level_caps == (1, 2, 3, 4, 5)
+    assert config.server.cors_origins == ("http://a", "http://b")
+    assert config.queue.lane_weights == (5, 2)
+
+
+def test_an_empty_variable_is_an_empty_list() -> None:
+    assert load(None, {"LQS_SERVER_CORS_ORIGINS": ""}).server.cors_origins == ()
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "text", "found"),
+    [
+        ("keys", "file", "keys.json", "{folder}/keys.json"),
+        ("keys", "file", "", ""),
+        ("keys", "file", "/etc/keys.json", "/etc/keys.json"),
+        ("model", "path", "../m.gguf", "{folder}/../m.gguf"),
+        ("model", "path", "~/m.gguf", "~/m.gguf"),
+        ("model", "path", "smollm2-135m-instruct", "smollm2-135m-instruct"),
+        ("model", "chat_template", "own.jinja", "{folder}/own.jinja"),
+    ],
+)
+def test_files_named_in_the_file_are_seen_from_its_folder(
+    section: str, key: str, text: str, found: str, tmp_path: Path
+) -> None:
+    config = load(written(tmp_path, f'[{section}]\n{key} = "{text}"\n'))
+    assert getattr(getattr(config, section), key) == found.format(folder=tmp_path)
+
+
+def test_files_named_in_a_variable_or_flag_are_seen_from_here(tmp_path: Path) -> None:
+    path = written(tmp_path, "")
+    assert load(path, {"LQS_KEYS_FILE": "keys.json"}, {"model.path": "m.gguf"}).keys.file == "keys.json"
+    assert load(path, None, {"model.path": "m.gguf"}).model.path == "m.gguf"
 
 
 def test_a_tier_takes_its_best_class_from_the_file(tmp_path: Path) -> None:
@@ -85,18 +123,26 @@ def test_with_few_classes_the_usual_tiers_move_together(tmp_path: Path) -> None:
         ("[queu]\ntotal = 1", "queu: there is no such section; did you mean queue?"),
         ("[zzz]\ntotal = 1", "zzz: there is no such section."),
         ("[tiers.vip]\nlevl = 1", "tiers.vip.levl: there is no such setting; did you mean tiers.vip.level?"),
-        ("[queue]\ntotal = 0", "queue.total: Expected `int` >= 1."),
-        ("[queue]\ntotal = 'x'", "queue.total: Expected `int`, got `str`."),
-        ("queue = 3", "queue: Expected `object`, got `int`."),
-        ("tiers = 3", "tiers: Expected `object`, got `int`."),
-        ("tiers = {vip = 3}", "tiers[...]: Expected `object`, got `int`."),
+        ("[queue]\ntotal = 0", "queue.total: must be a whole number >= 1."),
+        ("[queue]\ntotal = 'x'", "queue.total: must be a whole number, not text."),
+        ("queue = 3", "queue: must be a table, not a whole number."),
+        ("tiers = 3", "tiers: must be a table, not a whole number."),
+        ("tiers = {vip = 3}", "tiers.vip: must be a table, not a whole number."),
+        ("[tiers.a]\nlevel = 1\n[tiers.b]\nlevel = 9", "tiers.b.level: must be a whole number <= 7."),
+        ("[tiers.a]\nweight = 2.0", "tiers.a: level is missing."),
+        ("port = 1", "port: there is no such section; did you mean server.port?"),
+        ("threads = 1", "threads: there is no such section; did you mean engine.threads or prompts.threads?"),
+        ("[server]\nctx = 1", "server.ctx: there is no such setting; did you mean engine.ctx?"),
+        ("[log]\nformat = 'xml'", "log.format: must be one of text, json."),
+        ("[queue]\nlevels = ['A']", "queue.levels[0]: must be small letters, digits and _, a letter first."),
+        ("[queue]\nlevels = 'a'", "queue.levels: must be a list, not text."),
         ("[queue", "is not TOML"),
         ("[queue]\nlevels = ['a', 'a']\n[tiers.normal]\nlevel = 0", "queue.levels: a name is there twice."),
         ("[queue]\ncaps = [1, 2]", "queue.caps: give one number, or one for each of the 5 classes."),
         ("[queue]\ntable_capacity = 100", "queue.table_capacity: must hold"),
         ("[queue]\nshort_tokens_max = 5000", "queue.short_tokens_max: must not be above"),
         ("[engine]\nn_batch = 8", "engine.n_batch: must be at least engine.parallel."),
-        ("[engine]\nn_batch = 0", "engine.n_batch: Expected `int` >= 1."),
+        ("[engine]\nn_batch = 0", "engine.n_batch: must be a whole number >= 1."),
         ("[engine]\nn_ubatch = 4096", "engine.n_ubatch: must not be above"),
         ("[keys]\nanonymous_tier = 'x'", "keys.anonymous_tier: there is no tier 'x'."),
         ("[tiers.normal]\nlevel = 7", "tiers.normal.level: the last class is 4."),
@@ -112,8 +158,17 @@ def test_a_wrong_setting_is_named(tmp_path: Path, text: str, message: str) -> No
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        ({"LQS_QUEUE_TIMEOUTS": "1"}, "LQS_QUEUE_TIMEOUTS: there is no such setting; did you mean queue.timeout_s?"),
-        ({"LQS_QUEUE_TOTAL": "many"}, "LQS_QUEUE_TOTAL: Expected `int`, got `str`."),
+        (
+            {"LQS_QUEUE_TIMEOUTS": "1"},
+            "LQS_QUEUE_TIMEOUTS: there is no such setting; did you mean LQS_QUEUE_TIMEOUT_S?",
+        ),
+        ({"LQS_QUEUE_TOTAL": "many"}, "LQS_QUEUE_TOTAL: must be a whole number."),
+        ({"LQS_QUEUE_CAPS": "1,many"}, "LQS_QUEUE_CAPS: must be a whole number."),
+        ({"LQS_QUEUE_CAPS": "[1, 2"}, "LQS_QUEUE_CAPS: must be a whole number."),
+        ({"LQS_SERVR_PORT": "1"}, "LQS_SERVR_PORT: there is no such setting; did you mean LQS_SERVER_PORT?"),
+        ({"LQS_PORT": "1"}, "LQS_PORT: there is no such setting; did you mean LQS_SERVER_PORT?"),
+        ({"LQS_FOO_BAR": "1"}, "LQS_FOO_BAR: there is no such setting."),
+        ({"LQS_TIERS_PARTNER_LEVEL": "1"}, "LQS_TIERS_PARTNER_LEVEL: tiers are set in the file, as [tiers.NAME]."),
     ],
 )
 def test_a_wrong_variable_is_named(env: dict[str, str], message: str) -> None:
@@ -123,7 +178,7 @@ def test_a_wrong_variable_is_named(env: dict[str, str], message: str) -> None:
 
 
 def test_a_flag_does_not_hide_a_section_of_the_wrong_type(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"queue: Expected `object`"):
+    with pytest.raises(ConfigError, match=r"queue: must be a table"):
         load(written(tmp_path, "queue = 3"), None, {"queue.total": 1})
 
 

@@ -42,6 +42,11 @@ class KeyFile:
     def __init__(self, path: str) -> None:
         self._path = Path(path)
 
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self._path
+
     def read(self) -> list[KeyRecord]:
         """All records, in the order of the file. Raises ConfigError that names the line."""
         try:
@@ -54,10 +59,10 @@ class KeyFile:
         self._check_names(records)
         return records
 
-    def add(self, name: str, tier: str, *, is_admin: bool, created: str) -> str:
+    def add(self, name: str, tier: str, *, is_admin: bool = False, created: str) -> str:
         """Make a key, store its digest and return it; it cannot be shown again.
 
-        Raises ConfigError if the name is taken.
+        Raises ConfigError if the name is taken or the file cannot be written.
         """
         records = self.read()
         key = _KEY_PREFIX + secrets.token_urlsafe(32)
@@ -68,7 +73,7 @@ class KeyFile:
         return key
 
     def revoke(self, name: str) -> bool:
-        """Take the key out of the file; False if there is none of that name."""
+        """Take the key out of the file; False if there is none of that name. Raises ConfigError."""
         records = self.read()
         kept = [record for record in records if record.name != name]
         if len(kept) == len(records):
@@ -94,11 +99,18 @@ class KeyFile:
             seen.add(record.name)
 
     def _write(self, records: Iterable[KeyRecord]) -> None:
-        """Replace the file in one move, so that a reload never reads half of it."""
+        """Replace the file in one move, so that a reload never reads half of it.
+
+        A folder that is missing is made, for its owner alone. Raises ConfigError.
+        """
         draft = self._path.with_name(self._path.name + ".new")
-        draft.touch(mode=0o600)
-        draft.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
-        os.replace(draft, self._path)
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            draft.touch(mode=0o600)
+            draft.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+            os.replace(draft, self._path)
+        except OSError as error:
+            raise ConfigError(f"{self._path}: cannot be written: {error.strerror}.") from None
 
 
 class KeyRing:

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from lqs.api.errors import error_body, send_error, send_json
 from lqs.api.live import Live
+from lqs.api.middleware.trace import Trace, trace_of
 from lqs.api.replies import NS_PER_MS, Reply, timings_of, usage_of
 from lqs.api.services import Services
 from lqs.api.watch import ClientWatch
@@ -69,21 +70,22 @@ class Generator:
             try:
                 await self._services.gate.admit(request, job.source, outlet)
                 if request.is_stream:
-                    await self._stream(job, outlet, watch)
+                    await self._stream(job, outlet, watch, trace_of(scope))
                 else:
-                    await self._whole(job, outlet, watch)
+                    await self._whole(job, outlet, watch, trace_of(scope))
             finally:
                 self._live.discard(request)
                 if not outlet.is_over:
                     self._services.desk.cancel(request)
 
-    async def _whole(self, job: Job, outlet: Outlet, watch: ClientWatch) -> None:
+    async def _whole(self, job: Job, outlet: Outlet, watch: ClientWatch, trace: Trace) -> None:
         texts, records = [], []
         async for piece in outlet.pieces():
             texts.append(piece.text)
             records.append(piece.logprobs)
         failure = self._failure(job.request, outlet)
         if failure is not None:
+            trace.failed(failure)
             await send_error(watch.send, failure, _headers(job.request, outlet))
             return
         assert outlet.outcome is not None
@@ -95,21 +97,24 @@ class Generator:
         answer["timings"] = timings_of(job.request, outlet.outcome)
         await send_json(watch.send, msgspec.json.encode(answer), 200, _headers(job.request, outlet))
 
-    async def _stream(self, job: Job, outlet: Outlet, watch: ClientWatch) -> None:
+    async def _stream(self, job: Job, outlet: Outlet, watch: ClientWatch, trace: Trace) -> None:
         await outlet.wait_begun(self._services.config.queue.hold_s)
         failure = self._failure(job.request, outlet) if outlet.is_over and outlet.is_empty else None
         if failure is not None:
+            trace.failed(failure)
             await send_error(watch.send, failure, _headers(job.request, outlet))
             return
         headers = _STREAM_HEADERS + _headers(job.request, outlet)
         await watch.send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
-            await self._events(job, outlet, watch)
+            await self._events(job, outlet, watch, trace)
         except Exception:
-            await _send_last(watch, error_frame(error_body(EngineFailed("The answer could not be made."))))
+            crash = EngineFailed("The answer could not be made.")
+            trace.failed(crash)
+            await _send_last(watch, error_frame(error_body(crash)))
             raise
 
-    async def _events(self, job: Job, outlet: Outlet, watch: ClientWatch) -> None:
+    async def _events(self, job: Job, outlet: Outlet, watch: ClientWatch, trace: Trace) -> None:
         while not outlet.has_begun:
             desk = self._services.desk
             await _send_more(watch, waiting_comment(desk.position(job.request), desk.eta_s(job.request)))
@@ -119,6 +124,8 @@ class Generator:
             await _send_more(watch, begun + job.frames.text(piece))
             begun = b""
         failure = self._failure(job.request, outlet)
+        if failure is not None:
+            trace.failed(failure)
         await _send_last(watch, begun + (error_frame(error_body(failure)) if failure else _ending(job, outlet)))
 
     def _failure(self, request: Request, outlet: Outlet) -> LqsError | None:

@@ -13,11 +13,15 @@ from urllib.parse import urlsplit
 
 from lqs.errors import StartError
 
+KEY_VARIABLE = "LQS_API_KEY"
 _TIMEOUT_S = 600.0
+_HELP = "/help shows this, /exit or Ctrl-D ends the talk, Ctrl-C ends an answer."
+_NO_KEY = f"Put the key into {KEY_VARIABLE}; the server's operator makes one with `lqs keys add`."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add URL and what the talk is about."""
+    parser.epilog = f"Where the server wants a key: {KEY_VARIABLE}=KEY lqs chat URL"
     parser.add_argument(
         "url",
         nargs="?",
@@ -32,12 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Talk until the end of the input. Raises StartError if the server cannot be reached."""
-    client = Client(args.url, os.environ.get("LQS_API_KEY"))
+    client = Client(args.url, os.environ.get(KEY_VARIABLE))
     model = args.model or client.first_model()
     messages = [{"role": "system", "content": args.system}] if args.system else []
     options = {"max_tokens": args.max_tokens} if args.max_tokens else {}
-    print(f"{model} at {args.url}. Ctrl-C ends an answer, Ctrl-D the talk.", file=sys.stderr)
-    while (said := _ask()) is not None:
+    print(f"{model} at {args.url}. {_HELP}", file=sys.stderr)
+    while (said := _ask()) not in (None, "/exit"):
+        if said == "/help":
+            print(_HELP, file=sys.stderr)
+            continue
         messages.append({"role": "user", "content": said})
         answer = _show(client, {"model": model, "messages": messages, "stream": True, **options})
         messages.append({"role": "assistant", "content": answer})
@@ -85,15 +92,15 @@ class Client:
             raise StartError(f"cannot reach {self._url}: {error}. Is `lqs serve` running?") from None
         if response.status != http.HTTPStatus.OK:
             with response:
-                raise StartError(f"{response.status}: {_reason(response.read())}")
+                raise StartError(f"{response.status}: {_reason(response.read())}{_advice(response.status)}")
         # The answer says "close" or is read to its end: the response alone keeps the socket.
         return response
 
 
 def _ask() -> str | None:
-    """What the user says next; None at the end."""
+    """What the user says next, without spaces around it; None at the end."""
     try:
-        return input("> ")
+        return input("> ").strip()
     except (EOFError, KeyboardInterrupt):
         print()
         return None
@@ -121,3 +128,8 @@ def _reason(body: bytes) -> str:
     except (ValueError, KeyError, TypeError):
         return body[:200].decode(errors="replace")
     return message
+
+
+def _advice(status: int) -> str:
+    """What the user can do about a status, where that is more than to wait."""
+    return f" {_NO_KEY}" if status == http.HTTPStatus.UNAUTHORIZED else ""

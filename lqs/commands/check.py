@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from lqs.admission.keys import KeyRing
 from lqs.commands.flags import add_setting_flags, load_config
-from lqs.config import Config
+from lqs.config import Config, is_loopback
 from lqs.engine.plan import Plan, make_plan
 from lqs.engine.store import DEFAULT_MODEL, Store, store_folder
+from lqs.errors import ConfigError
 from lqs.settings import check_exposure
 
 _MB = 1_000_000
@@ -23,18 +25,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan; 1 if it does not fit. Raises StartError for what keeps it from starting."""
+    """Print the plan; 1 if it does not fit, 2 if `lqs serve` would refuse it.
+
+    Raises StartError for what leaves nothing to plan.
+    """
     config = load_config(args)
     keys = KeyRing(config)
-    check_exposure(config, keys.num_keys)
     path = Store(store_folder(os.environ)).resolve(config.model.path or DEFAULT_MODEL.name)
     plan = make_plan(config, path)
     for line in report(config, path, plan, keys.num_keys):
         print(line)
-    if fits(config, plan):
-        return 0
-    print("It does not fit: lower engine.ctx or engine.kv_margin_mb, or free some memory.")
-    return 1
+    return _verdict(config, plan, keys.num_keys)
+
+
+def _verdict(config: Config, plan: Plan, num_keys: int) -> int:
+    """The exit code, and a line for what stands in the way."""
+    if not fits(config, plan):
+        print("It does not fit: lower engine.ctx or engine.kv_margin_mb, or free some memory.")
+        return 1
+    try:
+        check_exposure(config, num_keys)
+    except ConfigError as error:
+        print(f"`lqs serve` will not start so: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
 
 
 def fits(config: Config, plan: Plan) -> bool:
@@ -57,7 +71,29 @@ def report(config: Config, path: Path, plan: Plan, num_keys: int) -> Iterator[st
     yield f"margin     {engine.kv_margin_mb} MB"
     yield f"sequences  {engine.parallel} per device slot, {engine.parallel * slots} in all"
     yield f"a request  at most {plan.request_tokens_max} tokens, prompt and answer together"
+    yield from _default_length(config, plan)
     classes = zip(queue.levels, config.level_caps, strict=True)
     caps = ", ".join(f"{name} {cap}" for name, cap in classes)
     yield f"queue      {queue.total} in all; {caps}"
-    yield f"keys       {num_keys or 'none: this machine only'}"
+    yield f"keys       {num_keys or _who_without_keys(config)}"
+
+
+def _who_without_keys(config: Config) -> str:
+    """Who may come while there is no key."""
+    if is_loopback(config.server.host):
+        return "none: this machine only"
+    return "none: open to everybody" if config.server.insecure else "none yet"
+
+
+def _default_length(config: Config, plan: Plan) -> Iterator[str]:
+    """A line if requests that name no max_tokens are promised so much that they cannot fill the sequences."""
+    model, parallel = config.model, config.engine.parallel
+    bounds = [bound for bound in (model.default_max_tokens, model.max_tokens_max) if bound]
+    promised = min(plan.request_tokens_max, *bounds) if bounds else plan.request_tokens_max
+    at_once = plan.kv_tokens // promised if config.engine.kv_unified else parallel
+    if at_once < parallel:
+        advice = "lower" if model.default_max_tokens else "set"
+        yield (
+            f"           without max_tokens: {at_once} at once, {promised} tokens are kept for each; "
+            f"{advice} model.default_max_tokens"
+        )

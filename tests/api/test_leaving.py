@@ -122,6 +122,8 @@ async def test_a_client_that_leaves_while_it_sends_its_body_costs_nothing(tmp_pa
     await left.done()
     assert left.status is None
     assert "status=499" in house.log_text.getvalue()
+    # B38: it has an outcome like any other, once.
+    assert b'lqs_refusals_total{reason="client_left"} 1.0' in house.metrics.render()
 
 
 @driven

@@ -122,6 +122,9 @@ async def test_after_hold_s_the_stream_opens_with_comments_and_a_refusal_is_its_
     await until(lambda: house.turn() or second.task.done())
     assert second.status == 200
     assert second.body.startswith(b": queue position=1")
+    (line,) = [line for line in house.log_text.getvalue().splitlines() if "access" in line]
+    assert "status=200" in line
+    assert line.endswith("outcome=queue_timeout")
     assert second.events[-1]["error"]["code"] == "queue_timeout"
     assert len(second.events) == 1
     house.finish(running)
@@ -193,6 +196,33 @@ async def test_a_crash_in_the_middle_of_a_stream_says_nothing_of_itself():
         await call.done()
     assert call.events[-1]["error"]["code"] == "engine_error"
     assert "unpack" not in call.body.decode() + house.log_text.getvalue()
+    assert "outcome=engine_error" in house.log_text.getvalue()
     await asyncio.sleep(0)
     house.turn()
     assert house.desk.scheduler.is_cancelled(handle)
+
+
+@driven
+async def test_the_access_line_tells_how_each_request_failed():
+    house = House()
+    await house.ask("POST", CHAT, {"model": "M"})
+    await house.ask("GET", "/nope")
+    whole, stream = house.call("POST", CHAT, HI), house.call("POST", CHAT, STREAM)
+    for handle in await house.starts(1):
+        house.finish(handle, 5)
+    for handle in await house.starts(1):
+        house.finish(handle, 4)
+    await whole.done()
+    await stream.done()
+    outcomes = [line.rpartition(" ")[2] for line in house.log_text.getvalue().splitlines() if "access" in line]
+    assert outcomes[1:] == ["outcome=not_found", "outcome=engine_error", "outcome=timeout"]
+    assert outcomes[0].startswith("outcome=")
+
+
+@driven
+async def test_a_request_that_went_well_has_no_outcome_and_a_probe_no_line():
+    house = House()
+    await house.serve(house.call("POST", CHAT, STREAM), "ok")
+    await house.ask("GET", "/livez")
+    (line,) = house.log_text.getvalue().splitlines()
+    assert "outcome" not in line

@@ -114,6 +114,23 @@ def test_a_server_that_is_not_there_is_named(
     assert "Is `lqs serve` running?" in capsys.readouterr().err
 
 
+def test_words_with_a_slash_stay_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    script = Script(Answer(MODELS))
+    assert talk(monkeypatch, script, "/help", "/exit", "never sent") == 0
+    assert capsys.readouterr().err.count("/exit or Ctrl-D ends the talk") == 2
+    assert len(script.sent) == 1
+
+
+def test_a_server_that_wants_a_key_says_where_it_goes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("LQS_API_KEY", raising=False)
+    assert talk(monkeypatch, Script(Answer(b'{"error": {"message": "A key."}}', 401))) == 1
+    assert "401: A key. Put the key into LQS_API_KEY" in capsys.readouterr().err
+    assert main(["chat", "--help"]) == 0
+    assert "LQS_API_KEY" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("url", ["ftp://x", "http://"])
 def test_what_is_no_address_is_told(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", url]) == 1

@@ -34,6 +34,44 @@ def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -
     assert "nowhere.gguf" in capsys.readouterr().err
 
 
-def test_an_open_address_without_keys_is_wrong_use(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_open_address_without_keys_gets_its_plan_and_a_note(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", model, "--host", "0.0.0.0"]) == 2
-    assert "lqs keys add" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "keys       none yet" in said.out
+    assert "`lqs serve` will not start so: server.host" in said.err
+    assert "lqs keys add --name NAME --config FILE" in said.err
+
+
+def test_an_open_address_that_is_meant_is_no_mistake(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", model, "--host", "0.0.0.0", "--insecure"]) == 0
+    assert "none: open to everybody" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("model_keys", "said"),
+    [
+        ("", "without max_tokens: 4 at once, 2048 tokens are kept for each; set model.default_max_tokens"),
+        ("default_max_tokens = 512", "without max_tokens: 16 at once, 512 tokens"),
+        ("default_max_tokens = 512", "lower model.default_max_tokens"),
+        ("max_tokens_max = 1024", "without max_tokens: 8 at once"),
+        ("default_max_tokens = 256", None),
+    ],
+)
+def test_what_a_request_without_max_tokens_costs_is_told(
+    model_keys: str, said: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "m.gguf", Recipe(shape=parse_shape("layer=1,ctx=2048")), lambda *_: None)
+    config = tmp_path / "lqs.toml"
+    config.write_text(f"[model]\n{model_keys}\n")
+    assert main(["check", str(path), "--ctx", "8192", "--config", str(config)]) == 0
+    text = capsys.readouterr().out
+    assert said in text if said else "without max_tokens" not in text
+
+
+def test_split_memory_has_a_part_for_every_sequence(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "lqs.toml"
+    config.write_text("[engine]\nkv_unified = false\n")
+    assert main(["check", model, "--ctx", "8192", "--config", str(config)]) == 0
+    assert "without max_tokens" not in capsys.readouterr().out

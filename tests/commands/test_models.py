@@ -111,6 +111,11 @@ def test_pull_of_an_unknown_model_exits_with_1(capsys: pytest.CaptureFixture[str
     assert DEFAULT_MODEL.name in capsys.readouterr().err
 
 
+def test_pull_of_a_recipe_that_is_missing_names_it_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("pull", "nowhere.toml") == 1
+    assert capsys.readouterr().err == "lqs: nowhere.toml: No such file or directory\n"
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

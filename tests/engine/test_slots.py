@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from lqs.config import Config
+from lqs.engine.drill import parse_drill
 from lqs.engine.slots import Models, Slot
 from lqs.engine.synth import Recipe, parse_shape, write
-from lqs.errors import EngineFailed, StartError
+from lqs.errors import ConfigError, EngineFailed, StartError
 from lqs.request import NS_PER_S
 from lqs.scheduling.core import make_scheduler
 from lqs.settings import load
@@ -69,6 +70,9 @@ class FakeWorker:
     def close(self) -> None:
         self.calls.append("close")
 
+    def break_at(self, kind: str, *, step: int) -> None:
+        self.calls.append(f"{kind} {step}")
+
     def snapshot(self) -> dict[str, Any]:
         return {"num_steps": 3}
 
@@ -81,7 +85,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class House:
-    def __init__(self, path: Path, **flags: Any) -> None:
+    def __init__(self, path: Path, drill: str = "", **flags: Any) -> None:
         self.config: Config = load(None, None, {"engine.devices": ["cpu:0", "cpu:1"], "engine.ctx": 512} | flags)
         self.core = make_scheduler(self.config, [1.0])
         self.models = Models(
@@ -90,6 +94,7 @@ class House:
             self.core,
             make_model=FakeModel,  # type: ignore[arg-type]
             make_worker=FakeWorker,
+            drill=parse_drill(drill),
         )
         (self.name,) = self.models.names()
         served = self.models.find(self.name)
@@ -100,6 +105,36 @@ class House:
     @property
     def workers(self) -> list[Any]:
         return [slot.worker for slot in self.models.slots]
+
+
+def test_a_drill_breaks_its_device_slot_and_no_other(path: Path) -> None:
+    house = House(path, "device_slot=1 abort@step=40 abort@step=50")
+    house.models.load()
+    assert [worker.calls for worker in house.workers] == [[], ["assert 40", "assert 50"]]
+
+
+@pytest.mark.parametrize("text", ["abort", "device_slot=x", "explode@step=1", "abort@step=-1"])
+def test_what_is_no_drill_is_wrong_use(text: str) -> None:
+    with pytest.raises(ConfigError, match="--chaos"):
+        parse_drill(text)
+
+
+def test_a_model_that_cannot_chat_says_why(path: Path) -> None:
+    house = House(path)
+    house.models.load()
+    assert list(house.models.template_problems()) == []
+    house.served.template = None
+    assert list(house.models.template_problems()) == [(house.name, "is missing")]
+    house.served.template_error = "line 1"
+    assert list(house.models.template_problems()) == [(house.name, "cannot be used: line 1")]
+
+
+def test_a_context_is_told_its_padded_size_and_a_step_fits_it(path: Path) -> None:
+    """B15: 64 tokens promised; llama.cpp makes 256 cells, and takes no larger step than that."""
+    house = House(path, **{"engine.ctx": 64})
+    house.models.load()
+    assert {(w.settings["n_ctx"], w.settings["n_batch"]) for w in house.workers} == {(256, 256)}
+    assert house.served.n_ctx == 64
 
 
 def test_until_it_is_loaded_a_model_says_so(path: Path) -> None:

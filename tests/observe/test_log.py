@@ -56,6 +56,13 @@ def test_the_access_log_can_be_off() -> None:
     assert stream.getvalue() == ""
 
 
+def test_what_only_looks_after_the_server_is_for_the_developer() -> None:
+    for level, num_lines in (("info", 0), ("debug", 1)):
+        log, stream = lines(LogConfig(level=level))
+        log.access(method="GET", path="/livez", status=200, duration_ms=1, request_id="r", is_probe=True)
+        assert stream.getvalue().count("debug   access") == num_lines
+
+
 def test_long_texts_are_cut_and_odd_characters_spelled_out() -> None:
     assert neutralise("x" * 1000) == "x" * 256
     assert neutralise("\u2028\x00é") == "\\u2028\\x00é"

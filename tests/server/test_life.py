@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from lqs import process, serve
-from lqs.cli import main
+from lqs import serve
 from lqs.engine.synth import Recipe, parse_shape, write
 from lqs.errors import ConfigError, DeviceError, ModelFileError
 from lqs.request import Request
@@ -256,85 +253,6 @@ def test_a_slot_that_dies_is_logged_once(model: str, capsys: pytest.CaptureFixtu
     server._look(seen)
     server._look(seen)
     assert capsys.readouterr().err.count("GGML_ASSERT") == 1
-
-
-def test_an_error_in_a_thread_comes_out_where_it_is_awaited() -> None:
-    def fail() -> None:
-        raise DeviceError("no")
-
-    with pytest.raises(DeviceError):
-        asyncio.run(serve.in_thread(fail, "t"))
-
-
-class Play:
-    """A server that gets signals while it runs."""
-
-    def __init__(self, *signals: int) -> None:
-        self.signals, self.hung, self.calls = signals, [], []
-
-    def stop(self) -> None:
-        self.calls.append("stop")
-
-    def reload(self) -> None:
-        self.calls.append("reload")
-
-    async def run(self) -> int:
-        for number in self.signals:
-            seen = len(self.calls)
-            os.kill(os.getpid(), number)
-            await eventually(lambda seen=seen: len(self.calls) > seen)
-        return 0
-
-
-@pytest.mark.parametrize(
-    ("signals", "calls"),
-    [
-        ((signal.SIGHUP, signal.SIGTERM), ["reload", "stop"]),
-        ((signal.SIGINT,), ["stop"]),
-        ((signal.SIGTERM, signal.SIGTERM), ["stop", "leave 1", "stop"]),
-    ],
-)
-def test_the_first_signal_drains_and_the_second_leaves(
-    signals: tuple[int, ...], calls: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    play = Play(*signals)
-    monkeypatch.setattr(serve, "build", lambda *_, **__: play)
-    monkeypatch.setattr(serve, "leave", lambda code: play.calls.append(f"leave {code}"))
-    assert serve.run(load()) == 0
-    assert play.calls == calls
-
-
-def test_a_process_with_a_hung_thread_leaves_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    play, codes = Play(), []
-    play.hung = ["workers"]
-    monkeypatch.setattr(serve, "build", lambda *_, **__: play)
-    monkeypatch.setattr(serve.os, "_exit", codes.append)
-    assert serve.run(load()) == 0
-    assert codes == [0]
-
-
-def test_every_file_that_the_system_allows_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(process.resource, "setrlimit", lambda which, limits: asked.append(limits))
-    for limits in ((10, 20), (20, 20)):
-        monkeypatch.setattr(process.resource, "getrlimit", lambda which, limits=limits: limits)
-        process.raise_file_limit()
-    assert asked == [(20, 20)]
-
-
-def test_the_command_serves_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lqs.commands import serve as command
-
-    seen = []
-
-    def run(config: Any, reload_config: Any, drill: Any) -> int:
-        seen.extend([config.server.port, reload_config().server.port, *drill])
-        return 3
-
-    monkeypatch.setattr(command, "run_server", run)
-    assert main(["serve", "--port", "9", "--chaos", "device_slot=1 abort@step=40"]) == 3
-    assert seen == [9, 9, (1, "assert", 40)]
-    assert main(["serve", "--chaos", "abort"]) == 2
 
 
 def test_health_changes_of_a_device_slot_are_logged(model: str, capsys: pytest.CaptureFixture[str]) -> None:

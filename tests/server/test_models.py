@@ -100,25 +100,36 @@ def test_a_model_without_a_good_template_says_so_and_completes(serve: Serve, tem
     assert server.complete(2).answer().status == 200
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ cycler.__init__.__globals__ }}",
-        TEMPLATES["hostile"],
-        "{% for i in range(10**9) %}x{% endfor %}",
-        "{{ 'x'*10**10 }}",
-        "{% include '/etc/passwd' %}",
-        "{{ messages.append(1) }}",
-    ],
-)
-def test_a_hostile_template_reaches_nothing(serve: Serve, template: str) -> None:
+HOSTILE = [
+    "{{ cycler.__init__.__globals__ }}",
+    TEMPLATES["hostile"],
+    "{% for i in range(10**9) %}x{% endfor %}",
+    "{{ 'x'*10**10 }}",
+    "{% include '/etc/passwd' %}",
+    "{{ messages.append(1) }}",
+]
+
+
+def test_a_hostile_template_reaches_nothing(serve: Serve) -> None:
     """B65: a 400 in a moment, nothing of the machine in it, and the server lives."""
-    server = serve(chat_template=template)
+    choices = [
+        f"{{% if messages[0].content == '{number}' %}}{part}{{% endif %}}" for number, part in enumerate(HOSTILE)
+    ]
+    server = serve(chat_template="".join(choices[:4] + choices[5:]))
+    for number in (0, 1, 2, 3, 5):
+        messages = [{"role": "user", "content": str(number)}]
+        answer = server.ask("POST", "/v1/chat/completions", {"messages": messages, "max_tokens": 1})
+        assert answer.status == 400, HOSTILE[number]
+        assert "uid=" not in answer.body.decode()
+    assert server.complete(2).answer().status == 200
+
+
+def test_a_template_that_includes_a_file_cannot_be_used(serve: Serve) -> None:
+    """B65: no loader, so it does not even compile."""
+    server = serve(chat_template=HOSTILE[4])
     answer = chat(server, max_tokens=1)
     assert answer.status == 400
-    assert "uid=" not in answer.body.decode()
     assert "root:" not in answer.body.decode()
-    assert server.complete(2).answer().status == 200
 
 
 def test_a_template_that_refuses_says_why(serve: Serve) -> None:
@@ -205,13 +216,18 @@ def test_max_completion_tokens_wins(small: Server) -> None:
     assert answer.usage[1] == 3
 
 
+@pytest.fixture(scope="module")
+def batched(share: Start, tiny: Path) -> Server:
+    """Steps of 32 tokens at most, computed 16 at a time."""
+    return share(tiny, config="engine.n_batch = 32\nengine.n_ubatch = 16\nengine.ctx = 1024\nengine.parallel = 4\n")
+
+
 @pytest.mark.parametrize("num_prompt", [31, 32, 33, 64, 65, 200])
-def test_a_prompt_longer_than_a_batch_is_computed_in_parts(start: Start, tiny: Path, num_prompt: int) -> None:
-    """B36: n_batch 32, n_ubatch 16, n_ctx 1024, 4 slots; alone and beside others the same text."""
-    server = start(tiny, config="engine.n_batch = 32\nengine.n_ubatch = 16\nengine.ctx = 1024\nengine.parallel = 4\n")
-    ids = [65 + n % 50 for n in range(num_prompt)]
-    alone = server.complete(8, prompt=ids).answer()
-    others = [server.complete(100, prompt=[70 + n]) for n in range(3)]
-    beside = server.complete(8, prompt=ids, cache_prompt=False).answer()
+def test_a_prompt_longer_than_a_batch_is_computed_in_parts(batched: Server, num_prompt: int) -> None:
+    """B36: n_batch 32, n_ubatch 16, 4 slots; alone and beside others the same text."""
+    ids = [65 + (num_prompt + n) % 50 for n in range(num_prompt)]
+    alone = batched.complete(8, prompt=ids).answer()
+    others = [batched.complete(100, prompt=[70 + n]) for n in range(3)]
+    beside = batched.complete(8, prompt=ids, cache_prompt=False).answer()
     assert [call.answer().status for call in others] == [200] * 3
     assert (alone.text, alone.usage) == (beside.text, beside.usage)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lqs.admission.keys import KeyRing
-from lqs.api.middleware.trace import trace_of
+from lqs.api.middleware.trace import PROBES, trace_of
 from lqs.errors import Unauthorized
 from lqs.request import Tenant
 
 # Exactly these paths, as the server decoded them; whatever is spelt otherwise wants a key.
-PUBLIC_PATHS = frozenset({"/livez", "/readyz", "/health"})
+PUBLIC_PATHS = PROBES
 _SCHEME = b"bearer"
 
 

@@ -34,6 +34,7 @@ class RefusalMiddleware:
             refusal = error if isinstance(error, LqsError) else _of_router(error)
             if trace_of(scope).status is not None:
                 raise
+            trace_of(scope).failed(refusal)
             if not isinstance(refusal, RequestCancelled):
                 self._count(refusal.reason or refusal.code or refusal.type)
             await send_error(send, refusal)
