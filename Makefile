@@ -73,7 +73,7 @@ types: $(VENV)/.dev build  ## mypy strict, and the stubs beside the compiled mod
 cover: $(VENV)/.dev model  ## branch coverage, the compiled modules traced; fails below 95 % in any room
 	@$(call copy,build/cover,bench models docs)
 	@cd build/cover && LQS_COVERAGE=1 $(abspath $(PY)) -W ignore setup.py -q build_ext --inplace -j $(CORES)
-	@cd build/cover && LQS_COVERAGE=1 PYTHONPATH=$(CURDIR)/build/cover $(abspath $(PY)) -m coverage run -m pytest -q $(ARGS)
+	@cd build/cover && LQS_COVERAGE=1 PYTHONPATH=$(CURDIR)/build/cover $(abspath $(PY)) -m coverage run -m pytest -q -m 'not stress and not timing' $(ARGS)
 	@cd build/cover && $(abspath $(PY)) -m coverage combine -q && $(abspath $(PY)) -m coverage report
 	@cd build/cover && for room in $(ROOMS); do \
 		$(abspath $(PY)) -m coverage report --include="lqs/$$room/*" --fail-under=95 > /dev/null \

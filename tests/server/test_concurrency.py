@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.server.client import Streamed, collect
 from tests.server.conftest import Start
 from tests.server.process import Server
@@ -35,6 +37,7 @@ def stream(server: Server, thing: str) -> Streamed:
     return collect(server.call("POST", "/v1/completions", ask(server, thing)))
 
 
+@pytest.mark.timing
 def test_32_streams_at_once_each_have_the_text_they_have_alone(start: Start, default_model: Path) -> None:
     """And what they are billed adds up to what the metrics count. Both times nothing is in the prefix cache."""
     flags = ("--parallel", str(NUM_STREAMS), "--ctx", "8192")

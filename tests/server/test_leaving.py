@@ -56,6 +56,7 @@ def ended_soon(server: Server, leave: Callable[[], None]) -> None:
     assert server.metric("lqs_step_tokens_total") == total
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("way", ["close", "reset"])
 def test_who_leaves_in_a_stream_frees_everything_within_a_second(server: Server, way: str) -> None:
     """B03: read one chunk of a long stream, close the socket."""
@@ -64,6 +65,7 @@ def test_who_leaves_in_a_stream_frees_everything_within_a_second(server: Server,
     ended_soon(server, getattr(call, way))
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("way", ["close", "reset"])
 def test_who_leaves_without_a_stream_frees_everything_within_a_second(server: Server, way: str) -> None:
     """B03: the same without a stream, closed while it runs."""
@@ -72,6 +74,7 @@ def test_who_leaves_without_a_stream_frees_everything_within_a_second(server: Se
     ended_soon(server, getattr(call, way))
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_leaves_during_the_prompt_frees_everything_within_a_second(server: Server, stream: bool) -> None:
     """B03: close before the first token."""
