@@ -173,7 +173,7 @@ cdef struct WorkerData:
     uint32_t stopping       # atomic
     uint32_t state          # atomic WorkerState
     uint32_t parked         # atomic: the thread will never come back
-    uint64_t step_began_ns  # atomic: 0 between decodes; what a watchdog looks at
+    uint64_t step_began_ns  # atomic: 0 between steps; what a watchdog looks at
     char death[512]
     llama_context* ctx
     const PieceTable* pieces

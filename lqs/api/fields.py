@@ -96,8 +96,7 @@ def sampling_of(body: Common, *, num_logprobs: int) -> Sampling:
         if getattr(body, name) is not None:
             asked[name] = getattr(body, name)
     if body.grammar:
-        check_grammar(body.grammar)
-        asked["grammar"] = body.grammar
+        asked["grammar"] = check_grammar(body.grammar)
     return Sampling(
         logit_bias=_logit_bias(body.logit_bias),
         seed=_seed(body.seed),

@@ -269,11 +269,8 @@ cdef bint fill_batch(WorkerData* w) noexcept nogil:
 
 cdef int32_t decode(WorkerData* w) noexcept nogil:
     cdef int64_t began = lqs_now_ns()
-    cdef int32_t rc
-    store_relaxed(&w.step_began_ns, began)
-    rc = chaos_or_decode(w)
+    cdef int32_t rc = chaos_or_decode(w)
     w.now_ns = lqs_now_ns()
-    store_relaxed(&w.step_began_ns, 0)
     w.stats.decode_ns += w.now_ns - began
     w.stats.num_decodes += 1
     if rc == 0 and note_step(&w.governor, w.batch.n_tokens, w.now_ns - began, w.now_ns, lqs_preemptions()):
@@ -474,6 +471,15 @@ cdef void deliver_text(WorkerData* w, Sequence* seq, const TextRelease* out) noe
 
 # ---- the step and the loop ----------------------------------------------------------
 
+cdef bint watched_step(WorkerData* w) noexcept nogil:
+    """A step that whoever watches can see the beginning of: sampling can get stuck as well."""
+    cdef bint computed
+    store_relaxed(&w.step_began_ns, lqs_now_ns())
+    computed = step(w)
+    store_relaxed(&w.step_began_ns, 0)
+    return computed
+
+
 cdef bint step(WorkerData* w) noexcept nogil:
     """One step; False where there was nothing to compute."""
     cdef int32_t rc
@@ -524,7 +530,7 @@ cdef void publish(WorkerData* w, int64_t step_ns) noexcept nogil:
 cdef void worker_loop(WorkerData* w) noexcept nogil:
     lqs_bind_worker(w)
     while not load_acquire32(&w.stopping):
-        if step(w):
+        if watched_step(w):
             continue
         publish(w, 0)
         # Time limits of paused sequences are looked at now and then; otherwise only a START,

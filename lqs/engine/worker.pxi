@@ -334,7 +334,7 @@ cdef class Worker:
 
     @property
     def step_began_ns(self) -> int:
-        """Monotonic ns at which the running decode began, 0 between decodes."""
+        """Monotonic ns at which the running step began, 0 between steps."""
         return <int64_t>load_relaxed(&self._w.step_began_ns)
 
     def count_cells(self) -> int:

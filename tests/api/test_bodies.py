@@ -288,7 +288,8 @@ async def test_every_sampling_field_reaches_the_sampler():
     extra = {"logit_bias": [[1, 2.5], [3, False]], "stop": "\n", "logprobs": True, "top_logprobs": 3}
     await house.serve(house.call("POST", CHAT, HI | fields | extra), "x")
     sampling = house.model.works[-1]["sampling"]
-    assert {name: getattr(sampling, name) for name in fields} == fields
+    # A grammar is handed on as it was read.
+    assert {name: getattr(sampling, name) for name in fields} == fields | {"grammar": '\nroot ::= "a"\n'}
     assert sampling.logit_bias == ((1, 2.5), (3, -100.0))
     assert (sampling.stop, sampling.num_logprobs) == ((b"\n",), 3)
 
