@@ -79,7 +79,8 @@ cover: $(VENV)/.dev model  ## branch coverage, the compiled modules traced; fail
 		$(abspath $(PY)) -m coverage report --include="lqs/$$room/*" --fail-under=95 > /dev/null \
 			|| { echo "$$room: less than 95 % of its branches"; exit 1; }; \
 	done
-	@cd build/cover && $(abspath $(PY)) -m coverage report --include="lqs/_*.p*" --fail-under=95 > /dev/null
+	@cd build/cover && $(abspath $(PY)) -m coverage report --include="lqs/*.pxd,lqs/*/*.pxi" --fail-under=95 > /dev/null \
+		|| { echo "less than 95 % of the compiled lines"; exit 1; }
 
 asan: $(VENV)/.dev  ## memory errors and undefined behaviour in the core
 	@$(call sanitized,asan,address,$(call LIBRARY,libasan.so):$(call LIBRARY,libubsan.so):$(call LIBRARY,libstdc++.so))

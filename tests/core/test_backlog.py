@@ -41,6 +41,15 @@ def test_inside_a_key_deadlines_go_first_then_arrival():
     assert drain(backlog) == [3, 4, 5, 1, 0, 2]
 
 
+def test_the_order_of_deadlines_holds_when_one_leaves_whose_place_an_earlier_one_takes():
+    """The last of the heap, which fills the hole, is ahead of the hole's parent and must rise."""
+    backlog = make()
+    for index, deadline_ns in enumerate((1, 10, 2, 20, 21, 11, 12, 13, 14, 3)):
+        backlog.push(index, arrival_ns=index, deadline_ns=deadline_ns)
+    assert backlog.remove(5)
+    assert drain(backlog) == [0, 2, 9, 1, 6, 7, 8, 3, 4]
+
+
 def test_keys_take_turns_by_what_they_were_given():
     backlog = make(num_keys=2)
     for index in range(6):

@@ -179,3 +179,17 @@ def test_a_step_of_many_sequences_costs_at_most_one_wake():
     assert drive.figures == (50, 50, 0)
     drive.emit_steps(20, b"x")
     assert drive.figures == (70, 51, 0)
+
+
+def test_each_start_is_a_decision_and_each_end_makes_room_for_one():
+    scheduler = Scheduler(table_capacity=64, level_caps=[64], total_cap=64, lane_weights=[1], num_lanes=1)
+    scheduler.add_device_slot(kv_tokens=10**6, num_sequences=2)
+    drive = _core._Drive(scheduler)
+    for _ in range(10):
+        assert scheduler.try_enter(0)
+        scheduler.submit(Work(), Sink(), footprint_tokens=1)
+    # The first round starts two, and each one after it ends those and starts the next two.
+    assert drive.decide(6, 1) == 10
+    assert sum(event[0] == EV_SETTLED for event in scheduler.poll()) == 10
+    # Those that found both sequences taken were decided on in vain.
+    assert scheduler.snapshot()["num_decisions"] == 10 + 4
