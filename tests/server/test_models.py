@@ -210,6 +210,17 @@ def test_an_absent_length_is_the_ceiling(small: Server, fields: dict[str, Any], 
     assert small.ask("POST", "/v1/completions", body).usage[1] == num
 
 
+def test_the_longest_bias_and_the_longest_window_are_taken_with_ignore_eos(small: Server) -> None:
+    bias = [[n % 250, 1] for n in range(960)]
+    answer = small.complete(5, logit_bias=bias, repeat_last_n=-1, repeat_penalty=1.2).answer()
+    assert answer.usage[1] == 5
+
+
+def test_a_grammar_that_ends_before_the_answer_may_is_a_400(small: Server) -> None:
+    answer = small.complete(16, grammar='root ::= "ab"').answer()
+    assert (answer.status, answer.code) == (400, "grammar_dead_end")
+
+
 def test_max_completion_tokens_wins(small: Server) -> None:
     """B14."""
     answer = chat(small, max_tokens=9, max_completion_tokens=3, ignore_eos=True)
