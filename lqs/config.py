@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+CTX_MIN = 256  # llama.cpp makes no smaller context.
+
 
 def _key(doc: str, unit: str = "", **bound: Any) -> Meta:
     """Describe a key: what it does, in which unit, within which bound."""
@@ -87,9 +89,10 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ctx: Annotated[
         int,
         _key(
-            "KV cells per device slot, shared by its sequences; 0: from memory and model.",
+            "KV cells per device slot, shared by its sequences; 0: from memory and model; else at least 256.",
             "tokens",
             ge=0,
+            le=16_777_216,
         ),
     ] = 0
     n_batch: Annotated[int, _key("Most tokens of one step.", "tokens", ge=1, le=65_536)] = 512

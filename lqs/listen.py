@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from lqs.config import ServerConfig
 from lqs.errors import StartError
@@ -66,6 +67,9 @@ def make_http(app: object, config: ServerConfig, log: Log, close_s: int) -> Http
 # How long a refused client may go on sending, unheard.
 _LINGER_S = 3.0
 
+# How many requests one connection may have open: the one that is answered and those behind it.
+_NUM_CYCLES_MAX = 32
+
 
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers: the whole server has one way to end."""
@@ -78,6 +82,8 @@ class HttpServer(uvicorn.Server):
 class Connection(HttpToolsProtocol):
     """A client's connection, with bounds that uvicorn's own lacks: number, header bytes and time.
 
+    It goes on reading while it answers, since only a read says that the client has left.
+
     Owner: the event loop.
     """
 
@@ -87,11 +93,14 @@ class Connection(HttpToolsProtocol):
     _num_head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        # Requests whose answers are not complete, in the order of their answers; the first one runs.
+        self._cycles: deque[RequestResponseCycle] = deque()
         self._wire = transport
-        super().connection_made(_Transport(transport, self._close))  # type: ignore[arg-type]
+        self._writer = _Transport(transport, self._close, self.loop, self.limits.write_stall_s)
+        super().connection_made(self._writer)  # type: ignore[arg-type]
         if len(self.connections) > self.limits.num_connections_max:
-            transport.write(_answer(503, "Too many connections.", "Retry-After: 1\r\n"))
-            transport.close()
+            self.transport.write(_answer(503, "Too many connections.", "Retry-After: 1\r\n"))
+            self.transport.close()
         else:
             self._start_head_timer()
 
@@ -99,13 +108,21 @@ class Connection(HttpToolsProtocol):
         self._stop_head_timer()
         if self._linger_timer is not None:
             self._linger_timer.cancel()
+        self._writer.stop()
+        # uvicorn tells only the last request, and that wakes who waits to write: all have to know before.
+        self._disconnect_all()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._linger_timer is None:
             super().data_received(data)
+            self._read_on()
 
     def on_message_begin(self) -> None:
+        self._drop_complete()
+        if len(self._cycles) >= _NUM_CYCLES_MAX:
+            # As in _count_head.
+            raise ValueError("too many requests at once")
         self._num_head_bytes = 0
         self._start_head_timer()
         super().on_message_begin()
@@ -123,8 +140,12 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_head_timer()
         super().on_headers_complete()
+        self._cycles.append(self.cycle)
 
     def send_400_response(self, msg: str) -> None:
+        if len(self._cycles) >= _NUM_CYCLES_MAX:
+            self._wire.abort()
+            return
         if self._num_head_bytes > self.limits.header_bytes_max:
             self.transport.write(_answer(431, "The request's headers are too large."))
         else:
@@ -146,13 +167,32 @@ class Connection(HttpToolsProtocol):
         """
         if self._wire.is_closing():
             return
-        if self.cycle is not None and not self.cycle.response_complete:
-            # It is still answering a request before this one; nothing can be written any more.
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        # It may still be answering requests before this one; nothing can be written any more.
+        self._disconnect_all()
         self._linger_timer = self.loop.call_later(_LINGER_S, self._wire.close)
         self._wire.write_eof()
         self.flow.resume_reading()
+
+    def _disconnect_all(self) -> None:
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self._cycles.clear()
+
+    def _drop_complete(self) -> None:
+        while self._cycles and self._cycles[0].response_complete:
+            self._cycles.popleft()
+
+    def _read_on(self) -> None:
+        """Undo uvicorn's pause behind a running answer: a client that leaves would not be noticed."""
+        self._drop_complete()
+        if len(self._cycles) < 2 or self._wire.is_closing():
+            return
+        if sum(len(cycle.body) for cycle in self._cycles) > self.limits.body_bytes_max:
+            self._wire.abort()
+        else:
+            self.flow.resume_reading()
 
     def _count_head(self, num_bytes: int) -> None:
         self._num_head_bytes += num_bytes
@@ -172,13 +212,50 @@ class Connection(HttpToolsProtocol):
 
 
 class _Transport:
-    """A connection's transport with another way to close."""
+    """A connection's transport with another way to close, and an end to what nobody reads.
 
-    def __init__(self, wire: asyncio.Transport, close: Callable[[], None]) -> None:
+    Aborted once its buffer holds something of which the client takes nothing for `stall_s`, closing
+    or not: a close waits for the buffer, for ever if need be.
+    """
+
+    def __init__(
+        self, wire: asyncio.Transport, close: Callable[[], None], loop: asyncio.AbstractEventLoop, stall_s: float
+    ) -> None:
         self._wire = wire
-        self.write = wire.write
         self._close = close
         self._is_closing = False
+        self._loop = loop
+        self._stall_s = stall_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._num_written = self._num_taken = 0
+        self._taken_at_s = 0.0
+
+    def write(self, data: bytes) -> None:
+        self._wire.write(data)
+        self._num_written += len(data)
+        if self._timer is None and (num_bytes := self._wire.get_write_buffer_size()):
+            self._num_taken = self._num_written - num_bytes
+            self._taken_at_s = self._loop.time()
+            self._timer = self._loop.call_later(self._stall_s / 4, self._check_stall)
+
+    def stop(self) -> None:
+        """The connection is gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check_stall(self) -> None:
+        self._timer = None
+        num_bytes = self._wire.get_write_buffer_size()
+        if not num_bytes:
+            return
+        now_s = self._loop.time()
+        # Not the buffer alone: it may grow while the client reads.
+        if self._num_written - num_bytes > self._num_taken:
+            self._num_taken, self._taken_at_s = self._num_written - num_bytes, now_s
+        elif now_s - self._taken_at_s >= self._stall_s:
+            self._wire.abort()
+            return
+        self._timer = self._loop.call_later(self._stall_s / 4, self._check_stall)
 
     def close(self) -> None:
         self._is_closing = True

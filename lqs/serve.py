@@ -24,7 +24,7 @@ from lqs.collector import Collector
 from lqs.config import Config
 from lqs.engine import library
 from lqs.engine.drill import Break
-from lqs.engine.gguf import read_header
+from lqs.engine.plan import check_fits, make_plan
 from lqs.engine.slots import Models
 from lqs.engine.store import DEFAULT_MODEL, Store, store_folder
 from lqs.errors import DeviceError, StartError
@@ -39,6 +39,8 @@ from lqs.settings import check_exposure
 # What is cancelled at the end of a drain still needs a step of the engine and a last write.
 _LAST_WORDS_S = 1
 _WATCH_INTERVAL_S = 0.5
+# A load may stand still for so many times engine.stall_s.
+_LOAD_STALLS = 10
 
 
 class Server:
@@ -110,7 +112,10 @@ class Server:
             self._log.error("reload failed, nothing changed", reason=str(error))
             return
         self._gate.reload(config)
-        self._log.info("reloaded", keys=self._services.keys.num_keys)
+        keys = self._services.keys
+        self._log.info("reloaded", keys=keys.num_keys)
+        if keys.is_guarded and not keys.num_keys:
+            self._log.warning("nobody can come in: the key file is missing or empty", file=config.keys.file)
 
     async def _live(self) -> int:
         """Load, serve, drain."""
@@ -131,12 +136,18 @@ class Server:
         """Load and start everything; False if the server was stopped meanwhile."""
         loading = asyncio.ensure_future(in_thread(self._load_models, "lqs-load"))
         stopping = asyncio.ensure_future(self._stop_wanted.wait())
+        limit_s = self._config.engine.stall_s * _LOAD_STALLS
+        progress, moved_s = self._models.load_progress, time.monotonic()
         try:
             while not loading.done() and not stopping.done():
                 await asyncio.wait((loading, stopping), timeout=_WATCH_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
                 if any(slot["is_dead"] for slot in self._desk.scheduler.snapshot()["slots"]):
                     # libllama gave up in the thread that loads, and it is parked there for good.
                     raise DeviceError("a device slot died while it was opened; the line above says of what.")
+                if self._models.load_progress != progress:
+                    progress, moved_s = self._models.load_progress, time.monotonic()
+                elif not loading.done() and time.monotonic() - moved_s > limit_s:
+                    raise DeviceError(f"{self._models.path}: no progress in loading it for {limit_s:g} s.")
         finally:
             stopping.cancel()
             if not loading.done():
@@ -224,8 +235,8 @@ def build(
     keys = KeyRing(config)
     check_exposure(config, keys.num_keys)
     path = Store(store_folder(environ)).resolve(config.model.path or DEFAULT_MODEL.name)
-    # A file that cannot be a model is reported at once, not after the port is taken.
-    read_header(path)
+    # A file that cannot be a model, or does not fit, is reported at once, not after the port is taken.
+    check_fits(config, make_plan(config, path))
     log = Log(config.log)
     library.start(verbose=config.log.level == "debug")
     scheduler = make_scheduler(config, keys.weights())

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
-from lqs.config import Config, TierConfig, is_loopback
+from lqs.config import CTX_MIN, Config, TierConfig, is_loopback
 from lqs.errors import ConfigError
 from lqs.wording import in_words, offer, pattern_in_words
 
@@ -271,6 +271,7 @@ def _check_together(config: Config) -> None:
             engine.out_buffer_bytes & (engine.out_buffer_bytes - 1) == 0,
             "engine.out_buffer_bytes: must be a power of two.",
         ),
+        (engine.ctx == 0 or engine.ctx >= CTX_MIN, f"engine.ctx: must be 0 or at least {CTX_MIN}."),
         # A step must have room for one token of every running sequence.
         (engine.n_batch >= engine.parallel, "engine.n_batch: must be at least engine.parallel."),
         (engine.n_ubatch <= engine.n_batch, "engine.n_ubatch: must not be above engine.n_batch."),

@@ -31,7 +31,7 @@ FLOORS = (
     {"placement", "engine", "streaming"},
     {"observe"},
     {"settings"},
-    {"request", "config", "wording"},
+    {"request", "config", "wording", "plain"},
     {"errors"},
     {"_engine"},
     {"_core"},

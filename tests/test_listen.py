@@ -21,7 +21,8 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written = b""
-        self.closed = self.ended = False
+        self.closed = self.ended = self.aborted = False
+        self.num_unsent = 0
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return {"peername": ("127.0.0.1", 9), "sockname": ("127.0.0.1", 8)}.get(name, default)
@@ -36,10 +37,15 @@ class Wire(asyncio.Transport):
         return self.closed
 
     def abort(self) -> None:
-        self.closed = True
+        self.closed = self.aborted = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.num_unsent
 
     def write_eof(self) -> None:
         self.ended = True
+
+    def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
 
@@ -152,6 +158,28 @@ def test_a_connection_that_is_gone_does_not_linger() -> None:
         wire.abort()
         connection.send_400_response("no")
         assert connection._linger_timer is None
+        connection.connection_lost(None)
+
+    asyncio.run(scene())
+
+
+def test_a_client_that_takes_something_is_kept() -> None:
+    """The buffer grows, but the client reads; then it stops, and a close under way does not save it."""
+
+    async def scene() -> None:
+        connection, wire = connect(http_for(ServerConfig(write_stall_s=1)))
+        writer = connection._writer
+        wire.num_unsent = 90
+        connection.transport.write(bytes(100))
+        for wire.num_unsent in (180, 270):
+            connection.transport.write(bytes(100))
+            writer._taken_at_s -= 5
+            writer._check_stall()
+            assert not wire.aborted
+        connection.transport.close()
+        writer._taken_at_s -= 5
+        writer._check_stall()
+        assert wire.aborted
         connection.connection_lost(None)
 
     asyncio.run(scene())

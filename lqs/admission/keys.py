@@ -18,6 +18,7 @@ import msgspec
 
 from lqs.config import Config
 from lqs.errors import ConfigError, Unauthorized
+from lqs.plain import open_plain
 from lqs.request import Tenant
 
 _KEY_PREFIX = "lqs-"
@@ -50,7 +51,8 @@ class KeyFile:
     def read(self) -> list[KeyRecord]:
         """All records, in the order of the file. Raises ConfigError that names the line."""
         try:
-            lines = self._path.read_bytes().splitlines()
+            with open_plain(self._path, "a key file") as file:
+                lines = file.read().splitlines()
         except FileNotFoundError:
             return []
         except OSError as error:

@@ -18,7 +18,9 @@ from lqs.request import Sampling
 
 STOPS_MAX = 16
 STOP_BYTES_MAX = 1024
-LOGIT_BIAS_MAX = 1024
+# The engine takes 1024; the rest is for the tokens that it bans itself, such as with ignore_eos.
+LOGIT_BIAS_MAX = 960
+REPEAT_LAST_N_MAX = 4096  # The engine's; -1 stands for it.
 TOP_LOGPROBS_MAX = 20
 TOKENS_MAX = 2**31 - 1
 TIMEOUT_S_MAX = 86_400.0
@@ -61,7 +63,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "min_p": (0, 1),
     "typical_p": (0, 1),
     "repeat_penalty": (0.01, 100),
-    "repeat_last_n": (-1, 2**31 - 1),
+    "repeat_last_n": (-1, REPEAT_LAST_N_MAX),
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
 }
@@ -92,6 +94,8 @@ def sampling_of(body: Common, *, num_logprobs: int) -> Sampling:
     asked: dict[str, Any] = {
         name: _within(name, value) for name in _RANGES if (value := getattr(body, name)) is not None
     }
+    if asked.get("repeat_last_n") == -1:
+        asked["repeat_last_n"] = REPEAT_LAST_N_MAX
     for name in ("ignore_eos", "cache_prompt"):
         if getattr(body, name) is not None:
             asked[name] = getattr(body, name)

@@ -20,7 +20,7 @@ from lqs.api.middleware.trace import Trace, trace_of
 from lqs.api.replies import NS_PER_MS, Reply, timings_of, usage_of
 from lqs.api.services import Services
 from lqs.api.watch import ClientWatch
-from lqs.errors import EngineFailed, LqsError, RequestCancelled, RequestRefused, RequestTimedOut
+from lqs.errors import BadRequest, EngineFailed, LqsError, RequestCancelled, RequestRefused, RequestTimedOut
 from lqs.request import FinishReason, PromptSource, Request
 from lqs.streaming.outlet import Outlet
 from lqs.streaming.sse import DONE, Frames, error_frame, waiting_comment
@@ -29,6 +29,8 @@ COMMENT_EVERY_S = 1.0
 
 _FINISH = {1: FinishReason.STOP, 2: FinishReason.LENGTH, 3: FinishReason.CANCELLED, 4: FinishReason.TIMEOUT}
 _FINISH_DEVICE = 6
+# Outcome.error_code: ERROR_SAMPLING minus DRAW_NO_CANDIDATE or DRAW_GRAMMAR, see _engine.pyx.
+_GRAMMAR_ERRORS = (-302, -303)
 _DEVICE_RETRY_S = 5.0
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -142,6 +144,9 @@ class Generator:
         if outlet.outcome.finish == _FINISH_DEVICE:
             message = "The device that ran the request has failed."
             return RequestRefused("no_device", message, retry_after_s=_DEVICE_RETRY_S)
+        if request.sampling.grammar is not None and outlet.outcome.error_code in _GRAMMAR_ERRORS:
+            message = "The grammar allows no further token."
+            return BadRequest(message, param="grammar", code="grammar_dead_end")
         return EngineFailed("The engine failed while it made the answer.")
 
     def _unserved(self, request: Request, reason: str | None) -> LqsError:

@@ -15,10 +15,13 @@ from lqs.api.fields import TOKENS_MAX, check_unsupported
 from lqs.api.intake import find_served, read_body
 from lqs.api.services import Services
 from lqs.api.wire import ChatBody, DetokenizeBody, TokenizeBody, read
-from lqs.errors import BadRequest
+from lqs.errors import BadRequest, BodyTooLarge
 
 if TYPE_CHECKING:
     from lqs.engine.library import Model
+
+TEXT_BYTES_MAX = 1_048_576
+IDS_MAX = 65_536
 
 
 class Tokenize:
@@ -31,15 +34,17 @@ class Tokenize:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         services = self._services
         body = await read(self._decoder, await read_body(receive), services.config.server.body_depth_max)
+        if len(body.content.encode(errors="replace")) > TEXT_BYTES_MAX:
+            raise BodyTooLarge(f"content may have at most {TEXT_BYTES_MAX} bytes.", param="content")
         served = find_served(services.models, scope, body.model)
         ids = await services.gate.tokenize(
             served, body.content, add_special=body.add_special, parse_special=body.parse_special
         )
-        tokens: list[Any] = list(ids)
-        if body.with_pieces:
-            pieces = await services.gate.run(_pieces, served.loaded, ids)
-            tokens = [{"id": token, "piece": piece} for token, piece in zip(ids, pieces, strict=True)]
-        await send_json(send, msgspec.json.encode({"tokens": tokens}))
+        if body.with_pieces and len(ids) > IDS_MAX:
+            message = f"with_pieces tells at most {IDS_MAX} tokens; content has {len(ids)}."
+            raise BodyTooLarge(message, param="content")
+        answer = await services.gate.run(_tokens_json, served.loaded, ids, with_pieces=body.with_pieces)
+        await send_json(send, answer)
 
 
 class Detokenize:
@@ -51,12 +56,18 @@ class Detokenize:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         services = self._services
-        body = await read(self._decoder, await read_body(receive), services.config.server.body_depth_max)
+        raw = await read_body(receive)
+        # Before it is read: IDS_MAX of them need no more.
+        if len(raw) > TEXT_BYTES_MAX:
+            raise BodyTooLarge(f"tokens may have at most {IDS_MAX} ids, in {TEXT_BYTES_MAX} bytes.", param="tokens")
+        body = await read(self._decoder, raw, services.config.server.body_depth_max)
+        if len(body.tokens) > IDS_MAX:
+            raise BodyTooLarge(f"tokens may have at most {IDS_MAX} ids.", param="tokens")
         if not all(0 <= token <= TOKENS_MAX for token in body.tokens):
             raise BadRequest("tokens has a number that is not a token id.", param="tokens")
         served = find_served(services.models, scope, body.model)
         text = await services.gate.detokenize(served, array("i", body.tokens))
-        await send_json(send, msgspec.json.encode({"content": text.decode(errors="replace")}))
+        await send_json(send, await services.gate.run(_content_json, text))
 
 
 class ApplyTemplate:
@@ -75,6 +86,19 @@ class ApplyTemplate:
         segments = await services.gate.run(source.render)
         prompt = "".join(segment.text for segment in segments)
         await send_json(send, msgspec.json.encode({"prompt": prompt}))
+
+
+def _tokens_json(model: Model, ids: Sequence[int], *, with_pieces: bool) -> bytes:
+    """Return the answer to /tokenize; runs in the pool."""
+    tokens: list[Any] = list(ids)
+    if with_pieces:
+        tokens = [{"id": token, "piece": piece} for token, piece in zip(ids, _pieces(model, ids), strict=True)]
+    return msgspec.json.encode({"tokens": tokens})
+
+
+def _content_json(text: bytes) -> bytes:
+    """Return the answer to /detokenize; runs in the pool."""
+    return msgspec.json.encode({"content": text.decode(errors="replace")})
 
 
 def _pieces(model: Model, ids: Sequence[int]) -> list[Any]:

@@ -8,6 +8,7 @@ byte order mark is refused, as is everything else that is not strict JSON in UTF
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,6 +18,10 @@ from lqs.api.depth import depths, is_surely_flat
 from lqs.errors import BadRequest
 
 T = TypeVar("T", bound=Struct)
+
+# A high surrogate so near the end that its other half cannot follow, which reads like a body that was cut.
+_CUT_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u).{0,8}\Z", re.DOTALL)
+_CUT_PAIR_BYTES = 16
 
 
 class StreamOptions(Struct):
@@ -187,7 +192,14 @@ async def read(decoder: msgspec.json.Decoder[T], body: bytes, depth_max: int) ->
     except msgspec.ValidationError as error:
         raise _misfit(str(error)) from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise BadRequest(f"The body is not JSON: {error}.", code="invalid_json") from None
+        raise BadRequest(_unreadable(body, error), code="invalid_json") from None
+
+
+def _unreadable(body: bytes, error: Exception) -> str:
+    """Say why; a surrogate without its other half is not always told as one."""
+    if "surrogate" in str(error) or ("truncated" in str(error) and _CUT_PAIR.search(body[-_CUT_PAIR_BYTES:])):
+        return "The body is not JSON: a string has half of a surrogate pair (\\ud800 to \\udfff)."
+    return f"The body is not JSON: {error}."
 
 
 async def _check_depth(body: bytes, depth_max: int) -> None:

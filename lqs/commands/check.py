@@ -11,9 +11,9 @@ from pathlib import Path
 from lqs.admission.keys import KeyRing
 from lqs.commands.flags import add_setting_flags, load_config
 from lqs.config import Config, is_loopback
-from lqs.engine.plan import Plan, make_plan
+from lqs.engine.plan import Plan, check_fits, make_plan
 from lqs.engine.store import DEFAULT_MODEL, Store, store_folder
-from lqs.errors import ConfigError
+from lqs.errors import ConfigError, StartError
 from lqs.settings import check_exposure
 
 _MB = 1_000_000
@@ -40,21 +40,17 @@ def run(args: argparse.Namespace) -> int:
 
 def _verdict(config: Config, plan: Plan, num_keys: int) -> int:
     """The exit code, and a line for what stands in the way."""
-    if not fits(config, plan):
-        print("It does not fit: lower engine.ctx or engine.kv_margin_mb, or free some memory.")
-        return 1
+    try:
+        check_fits(config, plan)
+    except StartError as error:
+        print(error)
+        return error.exit_code
     try:
         check_exposure(config, num_keys)
     except ConfigError as error:
         print(f"`lqs serve` will not start so: {error}", file=sys.stderr)
         return error.exit_code
     return 0
-
-
-def fits(config: Config, plan: Plan) -> bool:
-    """Whether weights, KV and margin are within the memory that is free."""
-    needed = plan.weights_bytes + plan.kv_bytes + config.engine.kv_margin_mb * _MB
-    return needed <= plan.machine.memory_free_bytes
 
 
 def report(config: Config, path: Path, plan: Plan, num_keys: int) -> Iterator[str]:

@@ -12,13 +12,13 @@ its own. Nor can this help against a file that is changed while it is served.
 from __future__ import annotations
 
 import os
-import stat
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 from lqs.errors import ModelFileError
+from lqs.plain import open_plain
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -107,7 +107,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     """
     path = Path(path)
     try:
-        with _open_plain(path) as file:
+        with open_plain(path, "a model file") as file:
             return _Reader(file).read()
     except _Damage as damage:
         raise ModelFileError(f"{path}: {damage}") from None
@@ -117,17 +117,6 @@ def read_header(path: str | os.PathLike[str]) -> Header:
 
 class _Damage(ValueError):
     """A reason to refuse the file, without its name."""
-
-
-def _open_plain(path: Path) -> BinaryIO:
-    # O_NONBLOCK: opening a FIFO would otherwise wait for a writer, for ever if none comes.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    mode = os.fstat(handle).st_mode
-    if stat.S_ISREG(mode):
-        return os.fdopen(handle, "rb")
-    os.close(handle)
-    kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
-    raise _Damage(f"is {kinds.get(stat.S_IFMT(mode), 'not a plain file')}, not a model file")
 
 
 class _Reader:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lqs.config import Config
 from lqs.engine.gguf import Header, read_header
-from lqs.errors import ConfigError
+from lqs.errors import ConfigError, StartError
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MB = 1_000_000
@@ -76,6 +76,16 @@ def make_plan(config: Config, path: Path, machine: Machine | None = None) -> Pla
         request_tokens_max=min(per_sequence, n_ctx_train),
         n_ctx_train=n_ctx_train,
     )
+
+
+def check_fits(config: Config, plan: Plan) -> None:
+    """Raises StartError unless weights, KV and margin are within the memory that is free."""
+    left = plan.machine.memory_free_bytes - plan.weights_bytes - config.engine.kv_margin_mb * _MB
+    if plan.kv_bytes <= left:
+        return
+    most = left // max(plan.kv_bytes_per_token * len(plan.devices), 1) // _PAD_TOKENS * _PAD_TOKENS
+    lower = f"at most {most}" if most > 0 else "or engine.kv_margin_mb lower, or a smaller model"
+    raise StartError(f"It does not fit: engine.ctx {plan.kv_tokens} is too large here; {lower}, or free some memory.")
 
 
 def resolve_devices(names: tuple[str, ...]) -> tuple[str, ...]:

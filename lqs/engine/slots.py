@@ -149,6 +149,16 @@ class Models:
         self._served = {name: Served(config, name, 0, make_model(path))}
 
     @property
+    def path(self) -> Path:
+        """The file that is served."""
+        return self._path
+
+    @property
+    def load_progress(self) -> float:
+        """Grows while `load` gets on: what is read of the weights, and device slots that are open."""
+        return sum(served._model.progress + len(served.slots) for served in self._served.values())
+
+    @property
     def is_loading(self) -> bool:
         """Whether any model is not there yet."""
         return any(served.is_loading for served in self._served.values())

@@ -98,6 +98,18 @@ RAW = [
 ]
 
 
+@driven
+async def test_half_of_a_surrogate_pair_is_named_wherever_it_stands():
+    house = House()
+    for text in (r"\ud800", r"\ud800x", r"\ud800xyzabcdefgh", r"\udc00", r"\uD800\u0041"):
+        for raw in ('{"prompt":"%s"}', '{"prompt":"%s","model":"M"}'):
+            call = await house.ask("POST", "/v1/completions", (raw % text).encode())
+            assert (call.status, call.error["code"]) == (400, "invalid_json")
+            assert "half of a surrogate pair" in call.error["message"]
+    call = await house.ask("POST", "/v1/completions", b'{"prompt":"abc')
+    assert "surrogate" not in call.error["message"]
+
+
 @pytest.mark.parametrize("raw", RAW, ids=range(len(RAW)))
 def test_what_is_not_json_in_utf8_is_refused_without_an_echo(raw):
     """B20: invalid UTF-8, GBK, '{:', empty, null, [], a BOM, 100,000 digits: 400, nothing echoed."""
@@ -225,7 +237,9 @@ WRONG = [
     ({"logit_bias": {"-1": 1}}, "logit_bias"),
     ({"logit_bias": {"\u0661": 1}}, "logit_bias"),
     ({"logit_bias": [[1, True]]}, "logit_bias"),
-    ({"logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias"),
+    ({"logit_bias": {str(n): 1 for n in range(961)}}, "logit_bias"),
+    ({"repeat_last_n": -2}, "repeat_last_n"),
+    ({"repeat_last_n": 4097}, "repeat_last_n"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"seed": 2**64}, "seed"),
@@ -275,6 +289,16 @@ NEUTRAL = {
 async def test_fields_that_ask_for_what_is_done_anyway_are_fine():
     house = House()
     assert (await house.serve(house.call("POST", CHAT, HI | NEUTRAL), "x")).status == 200
+
+
+@driven
+async def test_the_longest_window_and_the_longest_bias_reach_the_sampler():
+    house = House()
+    bias = [[n % 200, 1] for n in range(960)]
+    for asked, found in [(-1, 4096), (0, 0), (4096, 4096)]:
+        await house.serve(house.call("POST", CHAT, HI | {"repeat_last_n": asked, "logit_bias": bias}), "x")
+        sampling = house.model.works[-1]["sampling"]
+        assert (sampling.repeat_last_n, len(sampling.logit_bias)) == (found, 960)
 
 
 @driven

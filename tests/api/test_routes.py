@@ -190,6 +190,21 @@ async def test_tokenize_detokenize_and_apply_template_speak_llama_servers_shapes
 
 
 @driven
+async def test_tokenize_and_detokenize_are_bounded():
+    house = House()
+    for path, fits, too_much in [
+        ("/tokenize", {"content": "a" * 1_048_576}, {"content": "a" * 1_048_577}),
+        ("/tokenize", {"content": "a" * 65_536, "with_pieces": True}, {"content": "a" * 65_537, "with_pieces": True}),
+        ("/detokenize", {"tokens": [65] * 65_536}, {"tokens": [65] * 65_537}),
+        ("/detokenize", {"tokens": [65] * 65_536}, {"tokens": [65] * 300_000}),
+    ]:
+        assert (await house.ask("POST", path, fits)).status == 200
+        call = await house.ask("POST", path, too_much)
+        assert (call.status, call.error["code"]) == (413, "body_too_large")
+        assert "at most" in call.error["message"]
+
+
+@driven
 async def test_every_answer_carries_an_id_and_takes_the_clients_if_it_is_sane():
     house = House()
     for sent, kept in [(b"abc-1_2.3", True), (b"a b", False), (b"x" * 65, False), (b"\xff", False), (b"", False)]:

@@ -88,6 +88,27 @@ def test_a_whole_answer_that_fails_is_a_status(finish, status, code):
     run()
 
 
+@pytest.mark.parametrize("error_code", [-302, -303])
+def test_a_grammar_that_comes_to_no_token_is_the_clients_fault(error_code):
+    @driven
+    async def run():
+        house = House()
+        bound = {"grammar": 'root ::= "a" [^\\x00-\\U0010ffff]'}
+        call = await house.serve(house.call("POST", CHAT, HI | bound), "x", finish=5, error_code=error_code)
+        assert (call.status, call.error["param"], call.error["code"]) == (400, "grammar", "grammar_dead_end")
+        stream = house.call("POST", CHAT, STREAM | bound)
+        (handle,) = await house.starts()
+        house.emit(handle, "a")
+        await stream.shows(b'"a"')
+        house.finish(handle, 5, error_code=error_code)
+        await stream.done()
+        assert stream.events[-1]["error"]["message"] == "The grammar allows no further token."
+        call = await house.serve(house.call("POST", CHAT, HI), "x", finish=5, error_code=error_code)
+        assert (call.status, call.error["code"]) == (500, "engine_error")
+
+    run()
+
+
 @driven
 async def test_a_timed_out_stream_ends_in_an_error_frame():
     house = House()

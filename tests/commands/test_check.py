@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lqs.cli import main
+from lqs.engine import plan
 from lqs.engine.synth import Recipe, parse_shape, write
 
 
@@ -24,8 +25,11 @@ def test_the_plan_names_what_matters(model: str, capsys: pytest.CaptureFixture[s
         assert words in text
 
 
-def test_a_plan_that_does_not_fit_fails(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", model, "--ctx", "900000000"]) == 1
+def test_a_plan_that_does_not_fit_fails(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "probe_machine", lambda: plan.Machine(1, 1_000_000_000))
+    assert main(["check", model, "--ctx", "16777216"]) == 1
     assert "does not fit" in capsys.readouterr().out
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from lqs.engine import plan as plan_module
-from lqs.engine.plan import Machine, make_plan, probe_machine, resolve_devices
+from lqs.engine.plan import Machine, check_fits, make_plan, probe_machine, resolve_devices
 from lqs.engine.synth import Recipe, parse_shape, write
-from lqs.errors import ConfigError, ModelFileError
+from lqs.errors import ConfigError, ModelFileError, StartError
 from lqs.settings import load
 
 BIG = Machine(num_cores=8, memory_free_bytes=16_000_000_000)
@@ -41,10 +41,10 @@ def test_device_slots_share_the_cores_and_the_memory(model: Path) -> None:
 
 
 def test_what_is_set_is_taken(model: Path) -> None:
-    config = load(None, None, {"engine.ctx": 64, "engine.threads": 3})
+    config = load(None, None, {"engine.ctx": 300, "engine.threads": 3})
     plan = make_plan(config, model, BIG)
-    assert (plan.kv_tokens, plan.request_tokens_max, plan.threads) == (64, 64, 3)
-    assert plan.num_cells == 256
+    assert (plan.kv_tokens, plan.request_tokens_max, plan.threads) == (300, 300, 3)
+    assert plan.num_cells == 512
 
 
 def test_split_kv_gives_each_sequence_its_part(model: Path) -> None:
@@ -92,3 +92,14 @@ def test_a_container_has_no_more_memory_than_its_limit(tmp_path: Path, monkeypat
     assert probe_machine().memory_free_bytes == 3000
     (tmp_path / "memory.max").write_text("max\n")
     assert probe_machine().memory_free_bytes > 3000
+
+
+def test_a_plan_that_does_not_fit_says_what_would(model: Path) -> None:
+    config = load(None, None, {"engine.ctx": 10_000, "engine.kv_margin_mb": 0})
+    room = Machine(1, model.stat().st_size + 1000 * 256)
+    with pytest.raises(StartError, match=r"engine\.ctx 10000 is too large here; at most (768|1024)") as caught:
+        check_fits(config, make_plan(config, model, room))
+    assert caught.value.exit_code == 1
+    with pytest.raises(StartError, match="a smaller model"):
+        check_fits(config, make_plan(config, model, Machine(1, 1000)))
+    check_fits(config, make_plan(config, model, BIG))

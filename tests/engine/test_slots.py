@@ -130,11 +130,11 @@ def test_a_model_that_cannot_chat_says_why(path: Path) -> None:
 
 
 def test_a_context_is_told_its_padded_size_and_a_step_fits_it(path: Path) -> None:
-    """B15: 64 tokens promised; llama.cpp makes 256 cells, and takes no larger step than that."""
-    house = House(path, **{"engine.ctx": 64})
+    """B15: 300 tokens promised; llama.cpp makes 512 cells, and takes no larger step than that."""
+    house = House(path, **{"engine.ctx": 300, "engine.n_batch": 600})
     house.models.load()
-    assert {(w.settings["n_ctx"], w.settings["n_batch"]) for w in house.workers} == {(256, 256)}
-    assert house.served.n_ctx == 64
+    assert {(w.settings["n_ctx"], w.settings["n_batch"]) for w in house.workers} == {(512, 512)}
+    assert house.served.n_ctx == 300
 
 
 def test_until_it_is_loaded_a_model_says_so(path: Path) -> None:

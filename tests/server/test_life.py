@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,10 @@ import pytest
 import uvloop
 
 from lqs import serve
+from lqs.admission.keys import KeyFile
+from lqs.engine import plan
 from lqs.engine.synth import Recipe, parse_shape, write
-from lqs.errors import ConfigError, DeviceError, ModelFileError
+from lqs.errors import ConfigError, DeviceError, ModelFileError, StartError
 from lqs.request import Request
 from lqs.serve import Server, build
 from lqs.settings import load
@@ -179,6 +182,47 @@ def test_a_device_slot_that_dies_while_it_is_opened_ends_the_server_with_1(model
         patch.setattr(serve, "in_thread", parked)
         assert live(server, scene) == 1
     assert server.hung == ["lqs-load"]
+
+
+def test_a_load_that_stands_still_ends_the_server_with_1(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    async def scene(port: int) -> None:
+        await eventually(lambda: bool(server.hung))
+
+    async def parked(function: Any, name: str) -> None:
+        await asyncio.Event().wait()
+
+    server = build(config_for(model, **{"engine.stall_s": 0.05}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serve, "in_thread", parked)
+        assert live(server, scene) == 1
+    assert server.hung == ["lqs-load"]
+    assert f"{model}: no progress in loading it for 0.5 s" in capsys.readouterr().err
+
+
+def test_what_does_not_fit_is_told_before_the_port_is_taken(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "probe_machine", lambda: plan.Machine(1, 1_000_000_000))
+    with pytest.raises(StartError, match="does not fit") as caught:
+        build(config_for(model, **{"engine.ctx": 16_777_216}))
+    assert caught.value.exit_code == 1
+
+
+def test_a_reload_with_no_plain_key_file_changes_nothing_and_none_is_told(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = tmp_path / "keys"
+    config = config_for(model, **{"keys.file": str(keys), "log.level": "warning"})
+    KeyFile(str(keys)).add("ann", "normal", created="")
+    server = build(config)
+    keys.unlink()
+    os.mkfifo(keys)
+    server.reload()
+    assert "is a FIFO, not a key file" in capsys.readouterr().err
+    assert server._services.keys.num_keys == 1
+    keys.unlink()
+    for _ in range(2):
+        server.reload()
+        assert "nobody can come in" in capsys.readouterr().err
+        keys.touch()
 
 
 def test_a_device_slot_that_cannot_be_opened_ends_the_server_with_1(model: str) -> None:

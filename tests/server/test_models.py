@@ -167,31 +167,31 @@ def test_there_is_one_start_token_or_none(serve: Serve, add_bos: bool, template_
 
 @pytest.fixture(scope="module")
 def small(share: Start, tiny: Path) -> Server:
-    """64 tokens for a request, although llama.cpp makes 256 cells; answers of at most 16."""
-    return share(tiny, config="engine.ctx = 64\nengine.parallel = 4\nmodel.max_tokens_max = 16\n")
+    """300 tokens for a request, although llama.cpp makes 512 cells; answers of at most 16."""
+    return share(tiny, config="engine.ctx = 300\nengine.parallel = 4\nmodel.max_tokens_max = 16\n")
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 10, None])
-@pytest.mark.parametrize("num_prompt", [50, 62, 63, 64, 65, 100_000])
+@pytest.mark.parametrize("num_prompt", [286, 298, 299, 300, 301, 100_000])
 def test_prompt_and_answer_fit_the_context_or_are_refused_with_the_true_numbers(
     small: Server, num_prompt: int, max_tokens: int | None
 ) -> None:
     """B15: a prompt that leaves no room is a 400; one that leaves some gets an answer that fits. B14: ceiling 16."""
     answer = small.complete(max_tokens, prompt=[65] * num_prompt).answer()
-    if num_prompt > 63:
+    if num_prompt > 299:
         assert (answer.status, answer.code) == (400, "context_length_exceeded")
-        assert "64 tokens" in answer.json["error"]["message"]
+        assert "300 tokens" in answer.json["error"]["message"]
         assert str(num_prompt) in answer.json["error"]["message"]
         assert "retry-after" not in answer.headers
         assert answer.headers["x-should-retry"] == "false"
         return
-    assert answer.usage == (num_prompt, min(max_tokens or 16, 16, 64 - num_prompt))
+    assert answer.usage == (num_prompt, min(max_tokens or 16, 16, 300 - num_prompt))
     assert answer.finish == "length"
 
 
 def test_one_that_never_fits_does_not_stand_before_those_that_do(small: Server) -> None:
-    """B31: 100 tokens for a ledger of 64 are refused at the door; ten of 5 finish."""
-    big = small.complete(1, prompt=[65] * 100)
+    """B31: 400 tokens for a ledger of 300 are refused at the door; ten of 5 finish."""
+    big = small.complete(1, prompt=[65] * 400)
     little = [small.complete(2, prompt=[65] * 5) for _ in range(10)]
     assert big.answer().status == 400
     assert [call.answer().status for call in little] == [200] * 10
@@ -208,6 +208,17 @@ def test_an_absent_length_is_the_ceiling(small: Server, fields: dict[str, Any], 
     """B14: -1 and null are absent; a model that never ends stops at the ceiling of 16."""
     body = {"prompt": "a", "ignore_eos": True} | fields
     assert small.ask("POST", "/v1/completions", body).usage[1] == num
+
+
+def test_the_longest_bias_and_the_longest_window_are_taken_with_ignore_eos(small: Server) -> None:
+    bias = [[n % 250, 1] for n in range(960)]
+    answer = small.complete(5, logit_bias=bias, repeat_last_n=-1, repeat_penalty=1.2).answer()
+    assert answer.usage[1] == 5
+
+
+def test_a_grammar_that_ends_before_the_answer_may_is_a_400(small: Server) -> None:
+    answer = small.complete(16, grammar='root ::= "ab"').answer()
+    assert (answer.status, answer.code) == (400, "grammar_dead_end")
 
 
 def test_max_completion_tokens_wins(small: Server) -> None:
