@@ -71,7 +71,7 @@ types: $(VENV)/.dev build  ## mypy strict, and the stubs beside the compiled mod
 	@$(PY) -m mypy.stubtest $(patsubst lqs/%.pyi,lqs.%,$(wildcard lqs/_*.pyi)) --ignore-disjoint-bases
 
 cover: $(VENV)/.dev model  ## branch coverage, the compiled modules traced; fails below 95 % in any room
-	@$(call copy,build/cover,bench models docs)
+	@$(call copy,build/cover,bench models docs Makefile CHANGELOG.md)
 	@cd build/cover && LQS_COVERAGE=1 $(abspath $(PY)) -W ignore setup.py -q build_ext --inplace -j $(CORES)
 	@cd build/cover && LQS_COVERAGE=1 PYTHONPATH=$(CURDIR)/build/cover $(abspath $(PY)) -m coverage run -m pytest -q -m 'not stress and not timing' $(ARGS)
 	@cd build/cover && $(abspath $(PY)) -m coverage combine -q && $(abspath $(PY)) -m coverage report
