@@ -125,4 +125,6 @@ def test_while_the_model_loads_everybody_is_told_when_it_is_there(start: Start, 
     until(look)
     assert seen[0] == (200, 503)
     assert {live for live, _ in seen} == {200}
+    # The first that was served may still be on its way out.
+    server.wait_running(0)
     server.wait_ready()
