@@ -1,7 +1,7 @@
 """The worker over libllama: models, requests as the worker sees them, and the step.
 
 One extension, read in this order: what is declared here (the shared structs), then
-engine/sampling.pxi and engine/text.pxi (from logits to bytes), model.pxi (a loaded file),
+engine/text.pxi (tokens to bytes), model.pxi (a loaded file), sampling.pxi (logits to a token),
 prefix.pxi (cells that prompts share), threads.pxi (how many threads), step.pxi (the
 worker's step) and worker.pxi (the Python face).
 

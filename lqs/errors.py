@@ -78,14 +78,6 @@ class Unauthorized(LqsError):
         super().__init__(message, headers={"WWW-Authenticate": 'Bearer realm="lqs"'})
 
 
-class Forbidden(LqsError):
-    """A known key that may not do this."""
-
-    status = 403
-    type = "permission_error"
-    code = "forbidden"
-
-
 class NotFound(LqsError):
     """A path, a model or a request that does not exist, or not for this key."""
 

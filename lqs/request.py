@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from lqs._core import Finish
+
 NS_PER_S = 1_000_000_000
 
 
@@ -34,6 +36,17 @@ class FinishReason(enum.StrEnum):
     TIMEOUT = "timeout"
     ERROR = "error"
     DEVICE = "device"
+
+
+# By the core's number.
+FINISH_REASONS: dict[int, FinishReason] = {
+    Finish.FINISH_STOP: FinishReason.STOP,
+    Finish.FINISH_LENGTH: FinishReason.LENGTH,
+    Finish.FINISH_CANCELLED: FinishReason.CANCELLED,
+    Finish.FINISH_TIMEOUT: FinishReason.TIMEOUT,
+    Finish.FINISH_ERROR: FinishReason.ERROR,
+    Finish.FINISH_DEVICE: FinishReason.DEVICE,
+}
 
 
 class Lane(enum.IntEnum):

@@ -21,14 +21,12 @@ from lqs.api.replies import NS_PER_MS, Reply, timings_of, usage_of
 from lqs.api.services import Services
 from lqs.api.watch import ClientWatch
 from lqs.errors import BadRequest, EngineFailed, LqsError, RequestCancelled, RequestRefused, RequestTimedOut
-from lqs.request import FinishReason, PromptSource, Request
+from lqs.request import FINISH_REASONS, FinishReason, PromptSource, Request
 from lqs.streaming.outlet import Outlet
 from lqs.streaming.sse import DONE, Frames, error_frame, waiting_comment
 
 COMMENT_EVERY_S = 1.0
 
-_FINISH = {1: FinishReason.STOP, 2: FinishReason.LENGTH, 3: FinishReason.CANCELLED, 4: FinishReason.TIMEOUT}
-_FINISH_DEVICE = 6
 # Outcome.error_code: ERROR_SAMPLING minus DRAW_NO_CANDIDATE or DRAW_GRAMMAR, see _engine.pyx.
 _GRAMMAR_ERRORS = (-302, -303)
 _DEVICE_RETRY_S = 5.0
@@ -94,7 +92,7 @@ class Generator:
         head = {"id": job.answer_id, "created": job.created_s, "model": job.request.model}
         logprobs = b"".join(records) if job.request.sampling.num_logprobs >= 0 else None
         text = b"".join(texts).decode(errors="replace")
-        answer = job.reply(head, text, logprobs, _FINISH[outlet.outcome.finish])
+        answer = job.reply(head, text, logprobs, FINISH_REASONS[outlet.outcome.finish])
         answer["usage"] = usage_of(job.request, outlet.outcome)
         answer["timings"] = timings_of(job.request, outlet.outcome)
         await send_json(watch.send, msgspec.json.encode(answer), 200, _headers(job.request, outlet))
@@ -134,14 +132,14 @@ class Generator:
         """Return what the client is told if the request did not come to a normal end."""
         if outlet.outcome is None:
             return self._unserved(request, outlet.end_reason)
-        finish = _FINISH.get(outlet.outcome.finish)
+        finish = FINISH_REASONS.get(outlet.outcome.finish)
         if finish in (FinishReason.STOP, FinishReason.LENGTH):
             return None
         if finish is FinishReason.TIMEOUT:
             return RequestTimedOut("The request ran longer than it may.")
         if finish is FinishReason.CANCELLED:
             return self._cancelled(request)
-        if outlet.outcome.finish == _FINISH_DEVICE:
+        if finish is FinishReason.DEVICE:
             message = "The device that ran the request has failed."
             return RequestRefused("no_device", message, retry_after_s=_DEVICE_RETRY_S)
         if request.sampling.grammar is not None and outlet.outcome.error_code in _GRAMMAR_ERRORS:
@@ -168,7 +166,7 @@ class Generator:
 def _ending(job: Job, outlet: Outlet) -> bytes:
     """Return the last events of a stream that went well."""
     assert outlet.outcome is not None
-    last = job.frames.last(_FINISH[outlet.outcome.finish], timings_of(job.request, outlet.outcome))
+    last = job.frames.last(FINISH_REASONS[outlet.outcome.finish], timings_of(job.request, outlet.outcome))
     usage = job.frames.usage(usage_of(job.request, outlet.outcome)) if job.include_usage else b""
     return last + usage + DONE
 

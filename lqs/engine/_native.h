@@ -9,9 +9,7 @@
 #define LQS_ENGINE_NATIVE_H
 
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
-#include <exception>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
@@ -210,20 +208,20 @@ static inline int32_t lqs_detokenize(const struct llama_vocab * vocab, const lla
 }
 
 /* Fills `params` from what the worker decides; the rest stays as llama.cpp has it. */
-static inline struct llama_context_params lqs_context_params(uint32_t n_ctx, uint32_t n_batch, uint32_t n_ubatch, uint32_t n_seq,
-                                                             uint32_t n_outputs, int32_t threads, bool unified, int flash,
-                                                             bool swa_full) {
+static inline struct llama_context_params lqs_context_params(uint32_t n_ctx, uint32_t n_batch, uint32_t n_ubatch,
+                                                             uint32_t n_seq, int32_t threads, bool unified, int flash) {
     struct llama_context_params params = llama_context_default_params();
     params.n_ctx           = n_ctx;
     params.n_batch         = n_batch;
     params.n_ubatch        = n_ubatch;
     params.n_seq_max       = n_seq;
-    params.n_outputs_max   = n_outputs;
+    /* It plans for one output of each sequence id, whether the sequence runs or is cached. */
+    params.n_outputs_max   = n_seq;
     params.n_threads       = threads;
     params.n_threads_batch = threads;
     params.kv_unified      = unified;
     params.flash_attn_type = (enum llama_flash_attn_type) flash;
-    params.swa_full        = swa_full;
+    params.swa_full        = false;
     params.no_perf         = true;
     return params;
 }

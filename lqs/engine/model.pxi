@@ -25,6 +25,7 @@ cdef class Model:
     cdef int _num_open
     cdef readonly str path
     cdef readonly int32_t n_vocab
+    cdef frozenset _eog
 
     def __cinit__(self, path):
         self.path = str(path)
@@ -65,6 +66,8 @@ cdef class Model:
         if pieces_build(&self._pieces, self._vocab) != 0:
             self._free()
             raise MemoryError("no memory for the table of token pieces")
+        # Once: each request that ignores them asks, and the vocabulary is large.
+        self._eog = frozenset(i for i in range(self.n_vocab) if pieces_is_eog(&self._pieces, i))
 
     def close(self):
         """Free the weights. Raises EngineError while a worker still uses them."""
@@ -176,7 +179,7 @@ cdef class Model:
     def eog(self) -> frozenset:
         """Ids of every token that ends a generation."""
         self._require()
-        return frozenset(i for i in range(self.n_vocab) if llama_vocab_is_eog(self._vocab, i))
+        return self._eog
 
     def token_text(self, int32_t token) -> str:
         """The token as the vocabulary spells it (control tokens too)."""

@@ -111,8 +111,7 @@ cdef extern from "engine/_native.h" nogil:
     llama_model* lqs_load_model(const char* path, llama_model_params params)
     llama_context* lqs_open_context(llama_model* model, llama_context_params params)
     llama_context_params lqs_context_params(uint32_t n_ctx, uint32_t n_batch, uint32_t n_ubatch, uint32_t n_seq,
-                                            uint32_t n_outputs, int32_t threads, bint unified, int flash,
-                                            bint swa_full)
+                                            int32_t threads, bint unified, int flash)
     int32_t lqs_tokenize(const llama_vocab* vocab, const char* text, int32_t n, llama_token* out, int32_t out_max,
                          bint add_special, bint parse_special)
     int32_t lqs_detokenize(const llama_vocab* vocab, const llama_token* tokens, int32_t n, char* out, int32_t out_max,

@@ -132,17 +132,22 @@ cdef Sequence* least_recent(WorkerData* w, Sequence* but) noexcept nogil:
     return found
 
 
+cdef Sequence* evict(WorkerData* w, Sequence* but) noexcept nogil:
+    """Give the cells of the least recently used finished sequence back; NULL where there is none."""
+    cdef Sequence* victim = least_recent(w, but)
+    if victim != NULL:
+        drop(w, victim)
+        w.stats.num_cache_evictions += 1
+    return victim
+
+
 cdef bint make_room(WorkerData* w, uint32_t num_cells) noexcept nogil:
     """Evict finished sequences until `num_cells` more fit; False where running ones hold the rest."""
-    cdef Sequence* victim
     if not w.unified:
         return True
     while w.cells_used + num_cells > w.num_cells:
-        victim = least_recent(w, NULL)
-        if victim == NULL:
+        if evict(w, NULL) == NULL:
             return False
-        drop(w, victim)
-        w.stats.num_cache_evictions += 1
     if w.garbage > 0 and (w.cells_used + w.garbage + num_cells > w.num_cells
                           or w.garbage > max(w.cells_used // 4, <uint32_t>GARBAGE_MIN)):
         compact(w)
@@ -162,20 +167,14 @@ cdef size_t state_bytes(WorkerData* w) noexcept nogil:
 cdef void shed_for_compaction(WorkerData* w) noexcept nogil:
     """Compaction turns shared cells into private ones: evict until those fit."""
     cdef uint64_t total
-    cdef Sequence* victim
     cdef int32_t i
     while True:
         total = 0
         for i in range(w.num_ids):
             total += w.seqs[i].num_kv
         # Half of the cache stays free, so that the next compaction is far off.
-        if 2 * total <= w.num_cells:
+        if 2 * total <= w.num_cells or evict(w, NULL) == NULL:
             return
-        victim = least_recent(w, NULL)
-        if victim == NULL:
-            return
-        drop(w, victim)
-        w.stats.num_cache_evictions += 1
 
 
 cdef void compact(WorkerData* w) noexcept nogil:
@@ -266,11 +265,7 @@ cdef Sequence* free_sequence(WorkerData* w, Sequence* but) noexcept nogil:
         seq = &w.seqs[i]
         if seq.phase == PHASE_EMPTY:
             return seq
-    seq = least_recent(w, but)
-    if seq != NULL:
-        drop(w, seq)
-        w.stats.num_cache_evictions += 1
-    return seq
+    return evict(w, but)
 
 
 cdef Sequence* take_over(WorkerData* w, Sequence* donor, uint32_t* reuse) noexcept nogil:
@@ -289,7 +284,6 @@ cdef Sequence* place_sequence(WorkerData* w, const WorkData* work, uint32_t* reu
     cdef Sequence* donor = find_donor(w, work, reuse)
     cdef Sequence* seq
     if donor == NULL:
-        reuse[0] = 0
         return free_sequence(w, NULL)
     # A cached conversation that the prompt mostly continues is taken over; one that it
     # merely starts like (a system prompt) stays for its own next turn.

@@ -98,6 +98,7 @@ cdef void close_sequence(WorkerData* w, Sequence* seq, uint32_t finish, int32_t 
     finish_request(w.sched, attempt, finish)
     w.has_news = True
     w.num_active -= 1
+    set_suspect(w, seq, False)
     sampler_free(&seq.sampler)
     text_free(&seq.text)
     keep_or_drop(w, seq, finish)
@@ -164,6 +165,17 @@ cdef void batch_add(WorkerData* w, Sequence* seq, int32_t token, uint32_t pos, b
         seq.logits_at = i
 
 
+cdef void add_decode(WorkerData* w, Sequence* seq) noexcept nogil:
+    batch_add(w, seq, seq.tokens[seq.num_kv], seq.num_kv, True)
+
+
+cdef void add_prefill(WorkerData* w, Sequence* seq, uint32_t n) noexcept nogil:
+    """The next `n` tokens of the prompt; only its last one needs logits."""
+    cdef uint32_t pos
+    for pos in range(seq.num_kv, seq.num_kv + n):
+        batch_add(w, seq, seq.tokens[pos], pos, pos + 1 == seq.num_prompt)
+
+
 cdef int32_t best_prefill_level(WorkerData* w) noexcept nogil:
     cdef int32_t best = LEVEL_NONE
     cdef int32_t i
@@ -206,19 +218,18 @@ cdef void fill_decodes(WorkerData* w) noexcept nogil:
         if seq.level > urgent and w.step_no - seq.last_step < DECODE_EVERY:
             continue
         if make_room(w, w.batch.n_tokens + 1):
-            batch_add(w, seq, seq.tokens[seq.num_kv], seq.num_kv, True)
+            add_decode(w, seq)
 
 
 cdef void fill_prefills(WorkerData* w) noexcept nogil:
     cdef int32_t budget = min(max(w.budget - w.batch.n_tokens, PREFILL_MIN), w.batch_max - w.batch.n_tokens)
     cdef Sequence* seq = next_prefill(w, NULL)
-    cdef uint32_t n, k
+    cdef uint32_t n
     while seq != NULL and budget > 0:
         n = min(<uint32_t>budget, seq.num_prompt - seq.num_kv)
         if not make_room(w, w.batch.n_tokens + n):
             return
-        for k in range(n):
-            batch_add(w, seq, seq.tokens[seq.num_kv + k], seq.num_kv + k, seq.num_kv + k + 1 == seq.num_prompt)
+        add_prefill(w, seq, n)
         budget -= n
         seq = next_prefill(w, seq)
 
@@ -226,18 +237,16 @@ cdef void fill_prefills(WorkerData* w) noexcept nogil:
 cdef void fill_alone(WorkerData* w) noexcept nogil:
     """After a failed batch: one suspect at a time, so that the one to blame fails alone."""
     cdef Sequence* seq
-    cdef uint32_t n, k
     cdef int32_t i
     for i in range(w.num_ids):
         seq = &w.seqs[i]
-        if is_active(seq) and seq.suspect:
-            if seq.phase == PHASE_DECODE:
-                batch_add(w, seq, seq.tokens[seq.num_kv], seq.num_kv, True)
-                return
-            n = min(<uint32_t>PREFILL_MIN, seq.num_prompt - seq.num_kv)
-            for k in range(n):
-                batch_add(w, seq, seq.tokens[seq.num_kv + k], seq.num_kv + k, seq.num_kv + k + 1 == seq.num_prompt)
-            return
+        if not seq.suspect:
+            continue
+        if seq.phase == PHASE_DECODE:
+            add_decode(w, seq)
+        else:
+            add_prefill(w, seq, min(<uint32_t>PREFILL_MIN, seq.num_prompt - seq.num_kv))
+        return
 
 
 cdef uint32_t step_tokens_max(WorkerData* w) noexcept nogil:
@@ -257,11 +266,9 @@ cdef bint fill_batch(WorkerData* w) noexcept nogil:
     w.batch.n_tokens = 0
     if w.num_suspects > 0:
         fill_alone(w)
-        if w.batch.n_tokens > 0:
-            return True
-        w.num_suspects = 0
-    fill_decodes(w)
-    fill_prefills(w)
+    else:
+        fill_decodes(w)
+        fill_prefills(w)
     return w.batch.n_tokens > 0
 
 
@@ -305,9 +312,7 @@ cdef void advance(WorkerData* w) noexcept nogil:
         set_kv(w, seq, seq.num_kv + seq.in_batch)
         seq.last_used = w.clock
         seq.last_step = w.step_no
-        if seq.suspect:
-            seq.suspect = False
-            w.num_suspects -= 1
+        set_suspect(w, seq, False)
         if seq.phase == PHASE_PREFILL and seq.num_kv == seq.num_prompt:
             seq.phase = PHASE_DECODE
             seq.attempt.prefill_done_ns = w.now_ns
@@ -355,12 +360,8 @@ cdef void fail_batch(WorkerData* w, int32_t rc) noexcept nogil:
 
 cdef bint evict_all(WorkerData* w) noexcept nogil:
     cdef bint any_gone = False
-    cdef Sequence* victim = least_recent(w, NULL)
-    while victim != NULL:
-        drop(w, victim)
-        w.stats.num_cache_evictions += 1
+    while evict(w, NULL) != NULL:
         any_gone = True
-        victim = least_recent(w, NULL)
     return any_gone
 
 
@@ -378,6 +379,12 @@ cdef void end_least(WorkerData* w, int32_t rc) noexcept nogil:
         end_sequence(w, worst, FINISH_ERROR, rc)
 
 
+cdef void set_suspect(WorkerData* w, Sequence* seq, bint suspect) noexcept nogil:
+    """Only requests that run are suspects: an end of any kind clears it."""
+    w.num_suspects += suspect - seq.suspect
+    seq.suspect = suspect
+
+
 cdef void blame(WorkerData* w, int32_t rc) noexcept nogil:
     """After a code below 0: whoever was alone in the batch is ended, several become suspects."""
     cdef Sequence* last = NULL
@@ -390,16 +397,12 @@ cdef void blame(WorkerData* w, int32_t rc) noexcept nogil:
             last = seq
     if num == 1:
         last.in_batch = 0
-        if last.suspect:
-            last.suspect = False
-            w.num_suspects -= 1
         end_sequence(w, last, FINISH_ERROR, rc)
         return
     for i in range(w.num_ids):
         seq = &w.seqs[i]
-        if seq.in_batch > 0 and not seq.suspect:
-            seq.suspect = True
-            w.num_suspects += 1
+        if seq.in_batch > 0:
+            set_suspect(w, seq, True)
     roll_back(w)
 
 
@@ -506,7 +509,9 @@ cdef bint step(WorkerData* w) noexcept nogil:
         sample_and_deliver(w)
     else:
         fail_batch(w, rc)
-    publish(w, lqs_now_ns() - began)
+    w.stats.step_ns += lqs_now_ns() - began
+    w.stats.num_steps += 1
+    publish(w)
     tell(w)
     return True
 
@@ -519,9 +524,7 @@ cdef void tell(WorkerData* w) noexcept nogil:
         wake_scheduler(w.sched)
 
 
-cdef void publish(WorkerData* w, int64_t step_ns) noexcept nogil:
-    w.stats.step_ns += step_ns
-    w.stats.num_steps += 1
+cdef void publish(WorkerData* w) noexcept nogil:
     w.stats.cells_used = w.cells_used
     w.stats.num_active = w.num_active
     w.stats.threads = w.governor.current
@@ -532,7 +535,7 @@ cdef void worker_loop(WorkerData* w) noexcept nogil:
     while not load_acquire32(&w.stopping):
         if watched_step(w):
             continue
-        publish(w, 0)
+        publish(w)
         # Time limits of paused sequences are looked at now and then; otherwise only a START,
         # room in an out-buffer or the end wakes this thread.
         worker_sleep(w.sched, w.slot, PAUSE_POLL_NS if w.num_active > 0 else -1)
@@ -554,7 +557,7 @@ cdef void end_all(WorkerData* w) noexcept nogil:
         if is_active(seq):
             end_sequence(w, seq, FINISH_DEVICE, ERROR_STOPPED)
     evict_all(w)
-    publish(w, 0)
+    publish(w)
     tell(w)
 
 

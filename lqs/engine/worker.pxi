@@ -92,8 +92,6 @@ cdef class Worker:
     cdef readonly int32_t n_ubatch
     cdef readonly int32_t threads
     cdef readonly dict calibration
-    cdef bint _unified
-    cdef bint _prefix_cache
     cdef int _flash
     cdef int32_t _num_cached
 
@@ -117,14 +115,14 @@ cdef class Worker:
         self.n_ubatch = min(n_ubatch, n_batch)
         self.threads = threads
         self.calibration = {}
-        self._unified = kv_unified
-        self._prefix_cache = prefix_cache and model.can_reuse_prefix
+        self._w.unified = kv_unified
+        self._w.prefix_cache = prefix_cache and model.can_reuse_prefix
         self._flash = flash_attn
         # Compaction needs one sequence id for itself, and a cache whose parts can be copied.
         self._w.compacting = (compact and kv_unified and model.can_reuse_prefix and n_seq < 256
                               and flash_attn != 0)
         self._num_cached = 0
-        if kv_unified and self._prefix_cache:
+        if kv_unified and self._w.prefix_cache:
             self._num_cached = max(0, min(num_cached, 256 - n_seq - self._w.compacting))
         self._w.sched = scheduler.state
         self._w.slot = slot
@@ -145,10 +143,9 @@ cdef class Worker:
         if not self._model.has_decoder:
             raise EngineError(f"{self._model.path} is not a model that generates text token by token")
         cdef int32_t num_ids_all = num_ids + self._w.compacting
-        # llama.cpp plans for one output of each sequence id, cached ones too. Its states can be
-        # copied quickly only with flash attention, which compaction therefore asks for.
-        params = lqs_context_params(self.n_ctx, self.n_batch, self.n_ubatch, num_ids_all, num_ids_all, self.threads,
-                                    self._unified, 1 if self._w.compacting and self._flash < 0 else self._flash, False)
+        # States can be copied quickly only with flash attention, which compaction therefore asks for.
+        params = lqs_context_params(self.n_ctx, self.n_batch, self.n_ubatch, num_ids_all, self.threads, self._w.unified,
+                                    1 if self._w.compacting and self._flash < 0 else self._flash)
         with nogil:
             # An assert in here kills this device slot, not the process; it parks this thread.
             lqs_bind_worker(&self._w)
@@ -177,8 +174,6 @@ cdef class Worker:
         w.garbage_id = num_ids
         w.num_cells = llama_n_ctx(w.ctx)
         w.seq_tokens_max = llama_n_ctx_seq(w.ctx)
-        w.unified = self._unified
-        w.prefix_cache = self._prefix_cache
         w.batch_max = self.n_batch
         w.budget = self.n_batch
         w.batch = llama_batch_init(w.batch_max, 0, 1)
@@ -234,13 +229,11 @@ cdef class Worker:
         Returns milliseconds by number of tokens. Call it between `open` and `run`.
         """
         cdef int32_t n = min(16, self.n_batch)
-        cdef int32_t num_seqs
         cdef double took_ms
         found = {}
         self._w.budget = n
         while True:
-            num_seqs = 1
-            took_ms = self._time_batch(n, num_seqs) / 1e6
+            took_ms = self._time_batch(n, 1) / 1e6
             found[n] = took_ms
             if took_ms > target_ms:
                 break

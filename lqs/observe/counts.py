@@ -6,21 +6,11 @@ import time
 from collections.abc import Callable
 
 from lqs.observe.histogram import Histogram
-from lqs.request import NS_PER_S, FinishReason, Outcome, Request
+from lqs.request import FINISH_REASONS, NS_PER_S, FinishReason, Outcome, Request
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 1, 2.5, 5)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
-# In the order of the core's numbers for how a request finished.
-_FINISHES = (
-    None,
-    FinishReason.STOP,
-    FinishReason.LENGTH,
-    FinishReason.CANCELLED,
-    FinishReason.TIMEOUT,
-    FinishReason.ERROR,
-    FinishReason.DEVICE,
-)
 # vLLM's words for how a request finished.
 _REASON_LABELS = {
     FinishReason.STOP: "stop",
@@ -73,7 +63,7 @@ class Counts:
     def finished(self, request: Request, outcome: Outcome) -> None:
         """A request that ran is over."""
         self._last_output_ns.pop(request.id, None)
-        finish = _FINISHES[outcome.finish] or FinishReason.ERROR
+        finish = FINISH_REASONS.get(outcome.finish, FinishReason.ERROR)
         self.finished_by_reason[_REASON_LABELS[finish]] += 1
         self.num_prompt_tokens += request.num_prompt_tokens
         self.num_completion_tokens += outcome.num_completion_tokens

@@ -251,6 +251,27 @@ def test_each_code_of_llama_decode_has_its_outcome(default_model, rc, finish):
         assert rig.worker.state == "ready"
 
 
+def test_a_suspect_that_is_cancelled_leaves_no_suspicion_to_the_next_request(default_model):
+    """A failed batch is tried one by one; whoever leaves meanwhile is counted out, and later failures still blame."""
+    with Rig(default_model, n_ctx=1024, n_seq=2, threads=1) as rig:
+        for _ in range(3):
+            failed = rig.worker.snapshot()["num_failed_decodes"]
+            answers = [rig.submit(chat(p), max_tokens=300, ignore_eos=True) for p in PROMPTS[:2]]
+            rig.pump(lambda both=answers: all(a.num_tokens > 0 for a in both))
+            rig.worker.break_at("rc", rc=-3, times=1)
+            rig.pump(lambda before=failed: rig.worker.snapshot()["num_failed_decodes"] > before)
+            for answer in answers:
+                rig.scheduler.cancel(answer.handle)
+            rig.finish(*answers)
+        later = [rig.submit(chat(p), max_tokens=12, ignore_eos=True) for p in PROMPTS[:2]]
+        rig.pump(lambda: all(a.num_tokens > 0 for a in later))
+        rig.worker.break_at("rc", rc=-3, times=2)
+        rig.finish(*later)
+        finishes = sorted(a.outcome.finish for a in later)
+        assert finishes == [_core.Finish.FINISH_LENGTH, _core.Finish.FINISH_ERROR]
+        assert rig.worker.state == "ready"
+
+
 def test_want_of_cells_fails_one_request_at_a_time_and_never_loops(default_model):
     """Case B35: rc 1 again and again ends the worst request, is counted, and the rest finish."""
     with Rig(default_model, n_ctx=1024, n_seq=2, threads=1, prefix_cache=False) as rig:

@@ -51,9 +51,9 @@ def test_another_seed_gives_another_text(server: Server) -> None:
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": True}])
 def test_usage_comes_only_when_it_was_asked_for(server: Server, options: dict[str, bool] | None) -> None:
     """B08: one usage chunk with no choices before [DONE]; it says the same as the whole answer."""
-    events = list(
-        server.call("POST", "/v1/chat/completions", CHAT | {"stream": True, "stream_options": options}).events()
-    )
+    # Without an end of its own, so that it has all its tokens whatever is drawn.
+    body = CHAT | {"stream": True, "stream_options": options, "ignore_eos": True}
+    events = list(server.call("POST", "/v1/chat/completions", body).events())
     assert events[-1] == "[DONE]"
     with_usage = [event for event in events[:-1] if event.get("usage")]
     assert len(with_usage) == bool(options and options.get("include_usage"))
