@@ -22,6 +22,8 @@ from lqs._core cimport (
     FINISH_LENGTH,
     FINISH_STOP,
     FINISH_TIMEOUT,
+    LANE_LONG,
+    LANE_SHORT,
     RECORD_LOGPROBS,
     RECORD_TEXT,
     Attempt,
@@ -81,6 +83,7 @@ cdef enum Phase:
 
 cdef enum:
     LEVEL_NONE = 255
+    LANE_ANY = 255
     GARBAGE_MIN = 512               # cells of garbage under which compacting is not worth it
     COMPACT_BYTES_MAX = 1 << 30     # host memory that a compaction may take
 
@@ -121,6 +124,7 @@ cdef struct Sequence:
     int32_t id
     Phase phase
     uint8_t level
+    uint8_t lane
     bint suspect            # was in a batch that failed; is tried alone
     bint lost               # its cells did not come back from a compaction
     size_t saved_bytes      # its state's size during a compaction
@@ -183,6 +187,7 @@ cdef struct WorkerData:
     uint32_t seq_tokens_max
     int32_t batch_max       # tokens of one step
     int32_t budget
+    int64_t step_target_ns  # what a step with prefill may take while others decode; 0: no limit
     bint unified
     bint prefix_cache
     Sequence* seqs

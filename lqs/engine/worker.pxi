@@ -231,6 +231,7 @@ cdef class Worker:
         cdef int32_t n = min(16, self.n_batch)
         cdef double took_ms
         found = {}
+        self._w.step_target_ns = <int64_t>min(target_ms * 1e6, 1e18)
         self._w.budget = n
         while True:
             took_ms = self._time_batch(n, 1) / 1e6

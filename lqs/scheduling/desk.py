@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -29,6 +30,7 @@ from lqs._core import (
 )
 from lqs.errors import RETRY_AFTER_S_MAX, RequestRefused
 from lqs.request import NS_PER_S, Outcome, Request, RequestState, Sink
+from lqs.scheduling.pace import Pace
 from lqs.scheduling.places import Places, living_seats
 
 # Nothing has started yet, so nothing is known about how fast places come free.
@@ -61,6 +63,7 @@ class Ticket:
 
     request: Request
     sink: Sink
+    pace: Pace
     has_started: bool = False
 
 
@@ -91,6 +94,7 @@ class Desk:
         self._next_place_ns = [0] * len(level_caps)
         self._places = Places(level_caps, total_cap, lambda: living_seats(scheduler.snapshot()))
         self._live: set[Ticket] = set()
+        self._paces: defaultdict[int, Pace] = defaultdict(Pace)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -140,7 +144,7 @@ class Desk:
 
     def submit(self, request: Request, work: Work, sink: Sink, *, model: int) -> None:
         """Hand the request, with its place, to the scheduler. Raises RequestRefused."""
-        ticket = Ticket(request, sink)
+        ticket = Ticket(request, sink, self.pace(model))
         # From here on the place is the core's, also if it has no room in its table.
         request.holds_permit = False
         try:
@@ -201,6 +205,15 @@ class Desk:
         """Requests with a place, whatever their state."""
         return self._places.num_inside
 
+    def pace(self, model: int) -> Pace:
+        """How fast the model of that number has been of late."""
+        return self._paces[model]
+
+    @property
+    def border_tokens(self) -> int:
+        """Up to that a request counts as short just now."""
+        return self.scheduler.border_tokens
+
     def position(self, request: Request) -> int | None:
         """Its place in the queue, from 1, estimated; None when it does not wait."""
         return None if request.handle is None else self.scheduler.position(request.handle)
@@ -250,6 +263,7 @@ class Desk:
             sink.started(rest[0])
         elif kind == EV_FINISHED:
             request.state = RequestState.FINISHED
+            ticket.pace.note(request, rest[0])
             self._observer.finished(request, rest[0])
             sink.finished(rest[0])
         elif kind == EV_SETTLED:
