@@ -341,8 +341,8 @@ cdef enum:
 
 # One model on one device. The pads keep what three threads write apart.
 cdef struct DeviceSlot:
-    Ring dispatch           # scheduler -> worker, Attempt*; as large as num_sequences
-    Ring feedback           # worker -> scheduler; as large as num_sequences
+    Ring dispatch           # scheduler -> worker, Attempt*; a place for each sequence
+    Ring feedback           # worker -> scheduler; a place for each sequence
     Ring events             # worker -> loop; as large as the table
     Waker waker             # the worker sleeps on it
     char pad_waker[56]

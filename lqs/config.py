@@ -86,6 +86,10 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         _key("Threads of a CPU device slot; 0: its share of the cores.", "threads", ge=0, le=512),
     ] = 0
     parallel: Annotated[int, _key("Sequences per device slot.", "sequences", ge=1, le=256)] = 32
+    urgent_sequences: Annotated[
+        int,
+        _key("Beside those: for requests of a better class than one that runs.", "sequences", ge=0, le=255),
+    ] = 4
     ctx: Annotated[
         int,
         _key(

@@ -437,6 +437,16 @@ cdef inline bint lane_waits(const BacklogState* b, uint32_t lane) noexcept nogil
     return False
 
 
+# The best class that anybody waits in, or NOWHERE.
+cdef inline uint32_t best_waiting(const BacklogState* b) noexcept nogil:
+    cdef uint32_t level, lane
+    for level in range(b.num_levels):
+        for lane in range(b.num_lanes):
+            if b.levels[lane * b.num_levels + level].num_waiting:
+                return level
+    return NOWHERE
+
+
 # Of sequences and of KV tokens: a lane that has all its part of either waits.
 cdef inline bint has_share(const BacklogState* b, uint32_t lane) noexcept nogil:
     cdef double weight = b.lane_weights[lane]

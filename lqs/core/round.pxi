@@ -52,6 +52,7 @@ cdef struct Books:
     LedgerState ledger
     BackfillState backfill
     LanesState shares
+    uint32_t running[MAX_DEVICE_SLOTS][MAX_LEVELS]  # by device slot and class
     TimeHeap expiry
     LevelBook levels[MAX_LEVELS]
     LaneBook lanes[MAX_LANES]
@@ -134,6 +135,19 @@ cdef bint is_servable(SchedulerState* s, const Entry* entry) noexcept nogil:
     return False
 
 
+# How many may run at once on a device slot, with one of this class among them. The extra
+# sequences are for who is better than somebody that runs there: he need not wait until one
+# of those ends, they step back for him.
+cdef uint64_t sequence_limit(SchedulerState* s, uint32_t slot, uint32_t level) noexcept nogil:
+    cdef Books* books = books_of(s)
+    cdef SlotAccount* account = &books.ledger.slots[slot]
+    cdef uint32_t worse
+    for worse in range(level + 1, books.backlog.num_levels):
+        if books.running[slot][worse]:
+            return account.num_sequences + account.num_extra
+    return account.num_sequences
+
+
 # Whether it can start there now: with a sequence and cells, beside what is held for another.
 cdef bint has_room(SchedulerState* s, uint32_t slot, uint32_t index) noexcept nogil:
     cdef Books* books = books_of(s)
@@ -145,7 +159,7 @@ cdef bint has_room(SchedulerState* s, uint32_t slot, uint32_t index) noexcept no
         sequences += 1
         tokens += s.table[holder.index].footprint_tokens
     return (serves(s.slots[slot], &s.table[index])
-            and sequences <= account.num_sequences - account.num_running
+            and account.num_running + sequences <= sequence_limit(s, slot, s.table[index].level)
             and tokens <= account.capacity - account.reserved)
 
 
@@ -245,16 +259,19 @@ cdef void count_pass(SchedulerState* s, uint32_t index, uint32_t slot) noexcept 
         bump(&f.num_passes, 1)
 
 
-cdef inline bint has_sequence(SchedulerState* s, uint32_t slot) noexcept nogil:
-    cdef SlotAccount* account = &books_of(s).ledger.slots[slot]
-    return not s.slots[slot].buried and account.num_running < account.num_sequences
+cdef inline bint has_sequence(SchedulerState* s, uint32_t slot, uint32_t level) noexcept nogil:
+    return (not s.slots[slot].buried
+            and books_of(s).ledger.slots[slot].num_running < sequence_limit(s, slot, level))
 
 
-# Without one nobody is passed: all wait for the same thing.
+# Whether anybody could start: without a sequence for the best class that waits, nobody can,
+# and nobody is passed, because all wait for the same thing.
 cdef bint has_any_sequence(SchedulerState* s) noexcept nogil:
-    cdef uint32_t i
+    cdef uint32_t i, level = best_waiting(&books_of(s).backlog)
+    if level == NOWHERE:
+        return False
     for i in range(s.num_slots):
-        if has_sequence(s, i):
+        if has_sequence(s, i, level):
             return True
     return False
 
@@ -263,7 +280,7 @@ cdef bint has_any_sequence(SchedulerState* s) noexcept nogil:
 cdef bint has_sequence_for(SchedulerState* s, uint32_t index) noexcept nogil:
     cdef uint32_t i
     for i in range(s.num_slots):
-        if has_sequence(s, i) and serves(s.slots[i], &s.table[index]):
+        if has_sequence(s, i, s.table[index].level) and serves(s.slots[i], &s.table[index]):
             return True
     return False
 
@@ -309,6 +326,7 @@ cdef bint start(SchedulerState* s, Choice choice, uint32_t slot, int64_t now_ns)
     bump(&book.num_aged_starts, choice.is_aged)
     bump(&book.wait_ns_sum, max(<int64_t> 0, attempt.queue_ns))
     bump(&books.num_running, 1)
+    books.running[slot][entry.level] += 1
     bump(&books.lanes[entry.lane].num_running, 1)
     bump(&books.lanes[entry.lane].num_started, 1)
     tell_loop(s, OP_STARTED, choice.index)
@@ -340,6 +358,7 @@ cdef void settle(SchedulerState* s, uint32_t index, bint is_lost) noexcept nogil
         bump(&books.num_broken, 1)
     backlog_settle(&books.backlog, entry, cost)
     bump(&books.num_running, -1)
+    books.running[attempt.slot][entry.level] -= 1
     bump(&books.lanes[entry.lane].num_running, -1)
     store_relaxed32(&entry.state, FREE)
     tell_loop(s, OP_SETTLED, index)

@@ -207,21 +207,26 @@ cdef class Scheduler:
         state_free(self.state)
 
     def add_device_slot(self, *, uint16_t model=0, uint64_t kv_tokens, uint32_t num_sequences,
-                        double weight=1.0):
-        """Add one model on one device, before the first request: its number."""
+                        uint32_t num_extra=0, double weight=1.0):
+        """Add one model on one device, before the first request: its number.
+
+        `num_extra` sequences are there beside the others for who is of a better class than
+        somebody that runs there.
+        """
         cdef SchedulerState* s = self.state
         cdef DeviceSlot* slot
         if self.has_begun:
             raise RuntimeError("device slots are added before the first request")
         if s.num_slots == MAX_DEVICE_SLOTS:
             raise ValueError("too many device slots")
-        if not 1 <= num_sequences <= 65536 or not 0 < weight <= 1e6:
+        if not 1 <= num_sequences <= 65536 or num_extra > 65536 or not 0 < weight <= 1e6:
             raise ValueError("num_sequences at least 1, weight above 0")
         slot = <DeviceSlot*> new_lines(sizeof(DeviceSlot))
         if slot == NULL:
             raise MemoryError
         slot.waker.fd = -1
-        if (ring_init(&slot.dispatch, num_sequences) or ring_init(&slot.feedback, num_sequences)
+        if (ring_init(&slot.dispatch, num_sequences + num_extra)
+                or ring_init(&slot.feedback, num_sequences + num_extra)
                 or ring_init(&slot.events, s.capacity) or waker_init(&slot.waker)):
             slot_free(slot)
             raise MemoryError
@@ -232,6 +237,7 @@ cdef class Scheduler:
         slot.weight = weight
         books_of(s).ledger.slots[slot.index].capacity = kv_tokens
         books_of(s).ledger.slots[slot.index].num_sequences = num_sequences
+        books_of(s).ledger.slots[slot.index].num_extra = num_extra
         books_of(s).backlog.num_places += num_sequences
         books_of(s).backlog.num_tokens += kv_tokens
         s.slots[slot.index] = slot

@@ -208,15 +208,32 @@ cdef inline bint comes_before(const Sequence* a, const Sequence* b) noexcept nog
     return a.order < b.order
 
 
+cdef void step_back(WorkerData* w) noexcept nogil:
+    """With urgent requests running there are more than a step is to decode: the least step back."""
+    cdef Sequence* least
+    cdef int32_t i, num_over = <int32_t>w.num_active - w.num_in_turn
+    for i in range(w.num_ids):
+        w.seqs[i].steps_back = False
+    while num_over > 0:
+        least = NULL
+        for i in range(w.num_ids):
+            if is_active(&w.seqs[i]) and not w.seqs[i].steps_back and (
+                    least == NULL or comes_before(least, &w.seqs[i])):
+                least = &w.seqs[i]
+        least.steps_back = True
+        num_over -= 1
+
+
 cdef void fill_decodes(WorkerData* w) noexcept nogil:
     cdef int32_t urgent = best_prefill_level(w)
     cdef Sequence* seq
     cdef int32_t i
+    step_back(w)
     for i in range(w.num_ids):
         seq = &w.seqs[i]
         if seq.phase != PHASE_DECODE or is_paused(w, seq):
             continue
-        if seq.level > urgent and w.step_no - seq.last_step < DECODE_EVERY:
+        if (seq.level > urgent or seq.steps_back) and w.step_no - seq.last_step < DECODE_EVERY:
             continue
         if make_room(w, w.batch.n_tokens + 1):
             add_decode(w, seq)
@@ -233,14 +250,18 @@ cdef bint has_prefill(WorkerData* w, int32_t level, uint8_t lane) noexcept nogil
 cdef int32_t fill_prefills_of(WorkerData* w, uint8_t lane, int32_t level, int32_t budget) noexcept nogil:
     """Prefill of one lane (LANE_ANY: all) down to a class, within the budget: what is left of that."""
     cdef Sequence* seq = next_prefill(w, NULL)
-    cdef uint32_t n
+    cdef int32_t n
     while seq != NULL and budget > 0 and seq.level <= level:
         if lane == LANE_ANY or seq.lane == lane:
-            n = min(<uint32_t>budget, seq.num_prompt - seq.num_kv - seq.in_batch)
-            if not make_room(w, w.batch.n_tokens + n):
+            n = min(budget, <int32_t>(seq.num_prompt - seq.num_kv - seq.in_batch))
+            if seq.lane == LANE_LONG:
+                n = min(n, w.num_fine)
+            if n > 0 and not make_room(w, w.batch.n_tokens + n):
                 return 0
             add_prefill(w, seq, n)
             budget -= n
+            if seq.lane == LANE_LONG:
+                w.num_fine -= n
         seq = next_prefill(w, seq)
     return budget
 
@@ -248,10 +269,12 @@ cdef int32_t fill_prefills_of(WorkerData* w, uint8_t lane, int32_t level, int32_
 cdef void fill_prefills(WorkerData* w) noexcept nogil:
     """Best class first. Where short and long prompts of it are open they share the budget as their
     lanes do, so that a long one does not stand in front of the short ones; what a lane does not
-    need is lent."""
+    need is lent. Long prompts go in the smallest chunks that are not dearer: whoever comes
+    meanwhile waits for a short step."""
     cdef int32_t budget = min(max(w.budget - w.batch.n_tokens, PREFILL_MIN), w.batch_max - w.batch.n_tokens)
     cdef int32_t best = best_prefill_level(w)
     cdef int32_t part
+    w.num_fine = max(w.fine_budget, PREFILL_MIN)
     if has_prefill(w, best, LANE_SHORT) and has_prefill(w, best, LANE_LONG):
         part = <int32_t>(budget * w.sched.short_share + 0.5)
         budget -= part

@@ -217,6 +217,7 @@ class Slot:
     kv_tokens: int
     num_sequences: int
     weight: float
+    num_extra: int = 0
     is_dead: bool = False
     is_buried: bool = False
     running: list = field(default_factory=list)
@@ -228,9 +229,16 @@ class Slot:
     def num_free(self):
         return self.kv_tokens - sum(w.footprint for w in self.running)
 
+    def limit_for(self, level):
+        is_urgent = any(w.level > level for w in self.running)
+        return self.num_sequences + self.num_extra * is_urgent
+
+    def has_sequence(self, level):
+        return not self.is_buried and len(self.running) < self.limit_for(level)
+
     def has_room(self, waiters):
         num_tokens = sum(w.footprint for w in waiters)
-        return len(self.running) + len(waiters) <= self.num_sequences and num_tokens <= self.num_free
+        return len(self.running) + len(waiters) <= self.limit_for(waiters[0].level) and num_tokens <= self.num_free
 
 
 @dataclass
@@ -367,15 +375,16 @@ class Scheduler:
                 for one in filter(None, map(self.record_of, misfits)):
                     one.num_passes += self.slots[slot].serves(one.waiter)
                 return *choice, slot
-            lacks_cells = self.has_sequence(lambda slot, waiter=choice[0]: slot.serves(waiter))
+            waiter = choice[0]
+            lacks_cells = any(slot.has_sequence(waiter.level) and slot.serves(waiter) for slot in self.slots)
             if len(misfits) == PASSED_MAX or (lacks_cells and not self.may_be_passed(choice[0], now_ns)):
                 return None
             misfits.append(choice[0])
         return None
 
-    def has_sequence(self, is_meant=lambda slot: True):
-        free = [slot for slot in self.slots if not slot.is_buried and len(slot.running) < slot.num_sequences]
-        return any(map(is_meant, free))
+    def has_sequence(self):
+        best = min((w.level for w in self.backlog.waiting), default=None)
+        return best is not None and any(slot.has_sequence(best) for slot in self.slots)
 
     def start_waiting(self, now_ns):
         while self.has_sequence() and (choice := self.choose_fitting(now_ns)) is not None:

@@ -234,6 +234,7 @@ class SchedulersAgree(RuleBasedStateMachine):
                 st.sampled_from([40, 100]),
                 st.integers(1, 3),
                 st.sampled_from([1.0, 2.0]),
+                st.integers(0, 2),
             ),
             min_size=1,
             max_size=3,
@@ -253,8 +254,10 @@ class SchedulersAgree(RuleBasedStateMachine):
             bypass_max=bypass_max,
             bypass_ns=bypass_ns,
         )
-        for model, kv_tokens, num_sequences, weight in slots:
-            self.scheduler.add_device_slot(model=model, kv_tokens=kv_tokens, num_sequences=num_sequences, weight=weight)
+        for model, kv_tokens, num_sequences, weight, num_extra in slots:
+            self.scheduler.add_device_slot(
+                model=model, kv_tokens=kv_tokens, num_sequences=num_sequences, num_extra=num_extra, weight=weight
+            )
         self.twin = reference.Scheduler(
             reference.Backlog(
                 num_lanes=2,
