@@ -51,7 +51,6 @@ _DOOR_GAUGES = (
 _DOOR_COUNTERS = (
     ("lqs_queue_overflows", "Arrivals that found no place, whatever became of them.", "num_overflows"),
     ("lqs_queue_demotions", "Arrivals that came in with a lower class.", "num_demoted"),
-    ("lqs_place_evictions", "Arrivals that another had to leave for.", "num_evictions"),
     ("lqs_place_waits", "Arrivals that waited for a place.", "num_place_waits"),
     ("lqs_place_waits_lost", "Arrivals that waited for a place in vain.", "num_place_waits_lost"),
     ("lqs_breaker_refusals", "Arrivals that found the breaker open.", "num_broken"),
@@ -146,11 +145,12 @@ class Metrics(Counts):
         """All families. Called by the registry."""
         core, workers = self._core(), self._workers()
         yield from self._queue_families(core)
-        yield from self._door_families(self._door())
+        door = self._door()
+        yield from self._door_families(door)
         yield from self._device_families(core["slots"], workers)
         yield from self._token_families(workers.values())
         yield from self._histograms()
-        yield from self._bound_families(core)
+        yield from self._bound_families(core, door)
 
     def _queue_families(self, core: Mapping[str, Any]) -> Iterator[Metric]:
         levels, lanes = core["levels"], core["lanes"]
@@ -177,7 +177,6 @@ class Metrics(Counts):
             yield _counters(name, doc, "level", self._by_level(door["levels"], key))
         yield GaugeMetricFamily("lqs_queue_total_places", "Places, all classes.", value=door["total"])
         yield GaugeMetricFamily("lqs_queue_warning", "1 while the queue is nearly full.", value=door["is_warned"])
-        yield CounterMetricFamily("lqs_queue_warnings", "Times it became nearly full.", value=door["num_warnings"])
         yield GaugeMetricFamily("lqs_load", "How much is taken of KV or queue; 1 is all.", value=door["load"])
 
     def _by_level(self, levels: Iterable[Mapping[str, Any]], key: str) -> dict[str, float]:
@@ -259,10 +258,11 @@ class Metrics(Counts):
                 family.add_metric([level, lane], histogram.buckets(), histogram.sum)
         yield family
 
-    def _bound_families(self, core: Mapping[str, Any]) -> Iterator[Metric]:
+    def _bound_families(self, core: Mapping[str, Any], door: Mapping[str, Any]) -> Iterator[Metric]:
         """How near each bound is, and what was counted when one was reached."""
         bounds = {
             "table": (core["num_live"], core["table_capacity"]),
+            "place_waiters": (door["num_guests"], door["num_guests_max"]),
             **{f"ring_{name}": figures for name, figures in core["rings"].items()},
             **self._bounds(),
         }
