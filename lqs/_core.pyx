@@ -9,7 +9,9 @@ between threads and who owns it; each part says what it decides:
     backfill   who may pass one that does not fit, and what is held for it
     lanes      how shares and the border follow the backlogs
     round      one pass of the scheduler over all three
+    door       who comes in, who waits for a place and who is sent away
     faces      each of them alone, for Python
+    state      how all of it begins and ends
     scheduler  the event loop's side; the only part that touches Python objects per request
     drive      native threads' work for stress tests and measuring
 """
@@ -18,7 +20,8 @@ cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdlib cimport calloc, free
+from libc.stdint cimport INT64_MAX
+from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 from posix.time cimport timespec
 from posix.unistd cimport close, read
@@ -29,6 +32,9 @@ include "core/ledger.pxi"
 include "core/backfill.pxi"
 include "core/lanes.pxi"
 include "core/round.pxi"
+include "core/door.pxi"
+include "core/door_face.pxi"
 include "core/faces.pxi"
+include "core/state.pxi"
 include "core/scheduler.pxi"
 include "core/drive.pxi"

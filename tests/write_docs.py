@@ -5,6 +5,7 @@ test_docs.py fails while the page and the code disagree.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from lqs.settings import Setting, settings
 
 REPOSITORY = Path(__file__).parents[1]
 PAGE = REPOSITORY / "docs" / "operating.md"
-METRICS = REPOSITORY / "lqs" / "observe" / "metrics.py"
+METRICS = [REPOSITORY / "lqs" / "observe" / name for name in ("metrics.py", "tables.py")]
 
 
 def settings_table() -> Iterator[str]:
@@ -32,14 +33,14 @@ def _default(setting: Setting) -> str:
     if value is None:
         return ""
     if isinstance(value, tuple):
-        return f"`{list(value)}`".replace("'", '"')
+        return f"`{json.dumps(list(value))}`"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`" if value != "" else "empty"
 
 
 def metrics_table() -> Iterator[str]:
-    """Every series by name, as metrics.py pairs names with sentences."""
+    """Every series by name, as the room pairs names with sentences."""
     yield "\n| metric | what |\n|---|---|"
-    pairs = re.findall(r'"((?:vllm:|lqs_)\w+)",\s+"([^"]+)"', METRICS.read_text())
+    pairs = re.findall(r'"((?:vllm:|lqs_)\w+)",\s+"([^"]+)"', "".join(path.read_text() for path in METRICS))
     yield from (f"| `{name}` | {what} |" for name, what in sorted(pairs))
 
 

@@ -19,6 +19,8 @@ EV_EXPIRED = int(OP_EXPIRED)
 EV_CANCELLED = int(OP_CANCELLED)
 EV_NO_DEVICE = int(OP_NO_DEVICE)
 EV_SETTLED = int(OP_SETTLED)
+EV_EVICTED = int(OP_EVICTED)
+EV_ANSWERED = int(OP_EVICT)
 
 
 cdef class Work:
@@ -76,60 +78,6 @@ cdef void gather(OutBuffer* out, uint64_t tail, bint is_text, char* target) noex
 # Whether what its worker says is to stay untold. Its finish is the last of that.
 cdef inline bint is_held(const Entry* entry) noexcept nogil:
     return entry.hold & HOLD_ON and not entry.attempt.told_finished
-
-
-cdef int state_init(SchedulerState* s, uint32_t capacity) noexcept nogil:
-    s.capacity = capacity
-    s.table = <Entry*> new_lines(capacity * sizeof(Entry))
-    # An entry has one OP_SUBMIT and one OP_CANCEL under way, and an OP_CANCEL of its life
-    # before; towards the loop OP_STARTED and OP_SETTLED.
-    if (s.table == NULL or ring_init(&s.submit, 3 * <uint64_t> capacity)
-            or ring_init(&s.events, 2 * <uint64_t> capacity)):
-        return -1
-    if waker_init(&s.waker) or waker_init(&s.loop_waker):
-        return -1
-    # The loop does not doze by itself: it counts as asleep from the start.
-    s.loop_waker.signalled = ASLEEP
-    return 0
-
-
-cdef int books_init(Books* books, SchedulerState* s, uint32_t num_lanes, uint32_t num_levels,
-                    uint32_t num_keys) noexcept nogil:
-    books.sweep_next = s.capacity
-    books.expiry.capacity_min = s.capacity
-    books.expiry.places = new_places(s.capacity)
-    if (books.expiry.places == NULL
-            or backlog_init(&books.backlog, s.table, s.capacity, num_lanes, num_levels, num_keys)
-            or ledger_init(&books.ledger, MAX_DEVICE_SLOTS, num_keys)):
-        return -1
-    return 0 if heap_resize(&books.expiry, s.capacity) else -1
-
-
-cdef void slot_free(DeviceSlot* slot) noexcept nogil:
-    ring_free(&slot.dispatch)
-    ring_free(&slot.feedback)
-    ring_free(&slot.events)
-    waker_free(&slot.waker)
-    free(slot)
-
-
-cdef void state_free(SchedulerState* s) noexcept nogil:
-    cdef Books* books = books_of(s)
-    cdef uint32_t i
-    for i in range(s.num_slots):
-        slot_free(s.slots[i])
-    if books != NULL:
-        backlog_free(&books.backlog)
-        ledger_free(&books.ledger)
-        free(books.expiry.memory)
-        free(books.expiry.places)
-        free(books)
-    ring_free(&s.submit)
-    ring_free(&s.events)
-    waker_free(&s.waker)
-    waker_free(&s.loop_waker)
-    free(s.table)
-    free(s)
 
 
 @cython.final
@@ -353,6 +301,21 @@ cdef class Scheduler:
         wake(&self.state.waker)
         self.lift(index_of(handle))
 
+    def evict(self, uint32_t level):
+        """Ask for the youngest that waits in the lowest class below this one to leave.
+
+        EV_ANSWERED tells whether one did, in the order of these calls. False: too many are
+        not answered yet.
+        """
+        self.check_level(level)
+        if self.num_evicting >= EVICTIONS_MAX:
+            return False
+        self.num_evicting += 1
+        # Cannot be full: see state_init.
+        ring_try_push(&self.state.submit, message(OP_EVICT, level))
+        wake(&self.state.waker)
+        return True
+
     def hold(self, uint64_t handle):
         """Let its output, its finish and what follows stay untold until resume() or cancel().
 
@@ -399,8 +362,9 @@ cdef class Scheduler:
         (EV_STARTED, sink, queue_ns)
         (EV_OUTPUT, sink, text, num_tokens, logprobs or None)   all that came since the last
         (EV_FINISHED, sink, Outcome)                            after the last output
-        (EV_EXPIRED | EV_CANCELLED | EV_NO_DEVICE, sink, None)  ended in the queue
+        (EV_EXPIRED | EV_CANCELLED | EV_NO_DEVICE | EV_EVICTED, sink, None)  ended in the queue
         (EV_SETTLED, sink, None)                                always the last one
+        (EV_ANSWERED, None, was_evicted)                        to an evict(); after the settling
         """
         cdef SchedulerState* s = self.state
         cdef list out = []
@@ -461,6 +425,10 @@ cdef class Scheduler:
             num_cells -= 1
             op = op_of(cell)
             index = index_of(cell)
+            if op == OP_EVICT:
+                self.num_evicting -= 1
+                out.append((op, None, False))
+                continue
             sink = <object> self.state.table[index].sink
             attempt = self.state.table[index].attempt
             if op == OP_STARTED:
@@ -470,6 +438,9 @@ cdef class Scheduler:
                 out.append((op, sink, None))
                 out.append((OP_SETTLED, sink, None))
                 self.release(index)
+                if op == OP_EVICTED:
+                    self.num_evicting -= 1
+                    out.append((OP_EVICT, None, True))
             elif is_held(&self.state.table[index]):
                 self.state.table[index].hold |= HOLD_END
             else:
@@ -746,32 +717,3 @@ cdef class Scheduler:
         """Declare a device slot dead, from any thread; there is no way back."""
         self.check_slot(slot)
         report_dead(self.state, slot)
-
-
-cdef tuple ring_figures(Ring* ring):
-    return ring_size(ring), ring.capacity
-
-
-cdef dict lane_figures(LaneBook* book):
-    return {
-        "num_waiting": load_relaxed(&book.num_waiting),
-        "num_running": load_relaxed(&book.num_running),
-        "num_started": load_relaxed(&book.num_started),
-    }
-
-
-cdef dict level_figures(LevelBook* book, Permit* permit):
-    return {
-        "num_entered": load_relaxed(&permit.taken),
-        "num_waiting": load_relaxed(&book.num_waiting),
-        "num_enqueued": load_relaxed(&book.num_enqueued),
-        "num_started": load_relaxed(&book.num_started),
-        "num_expired": load_relaxed(&book.num_expired),
-        "num_cancelled": load_relaxed(&book.num_cancelled),
-        "num_no_device": load_relaxed(&book.num_no_device),
-        "num_promoted": load_relaxed(&book.num_promoted),
-        "num_aged_starts": load_relaxed(&book.num_aged_starts),
-        "wait_ns_sum": load_relaxed(&book.wait_ns_sum),
-        "oldest_arrival_ns": load_relaxed(&book.oldest_arrival_ns),
-        "drain_rate": load_relaxed(&book.drain_per_gs) / 1e9,
-    }

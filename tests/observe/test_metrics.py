@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lqs.observe.metrics import Metrics
 from lqs.request import NS_PER_S, Request, Tenant
-from lqs.scheduling.core import make_scheduler
+from lqs.scheduling.core import make_door, make_scheduler
 from lqs.settings import load
 
 S = NS_PER_S
@@ -77,6 +77,7 @@ class Board:
     def __init__(self, **flags: Any) -> None:
         config = load(None, None, flags)
         self.core = make_scheduler(config, [1.0])
+        self.door = make_door(config)
         self.core.add_device_slot(kv_tokens=100, num_sequences=2)
         self.core.add_device_slot(kv_tokens=50, num_sequences=1, model=1)
         self.now_ns = 0
@@ -87,6 +88,7 @@ class Board:
             core=self.core.snapshot,
             workers=lambda: {"cpu:0": WORKER, "cpu:1": PARKED},
             closed_reason=lambda: self.closed,
+            door=lambda: self.door.figures(self.now_ns),
             bounds=lambda: {"connections": (7, 100)},
             now_ns=lambda: self.now_ns,
         )
@@ -196,6 +198,28 @@ def test_the_queue_and_the_device_slots_are_shown_as_the_core_has_them() -> None
     assert (seen["lqs_decisions_total",], seen["lqs_queue_started_total", "normal"]) == (3, 2)
 
 
+def test_what_happens_at_the_door_is_shown_by_class() -> None:
+    board = Board(**{"queue.caps": [1, 1, 1, 1, 2], "queue.total": 5, "queue.on_full": ["demote"]})
+    # The first has no place left, the second waits for one, the third finds the breaker open.
+    for level in (0, 0, 2, 2, 4, 0, 4):
+        board.door.enter(level, 0)
+    seen = board.read()
+    assert (seen["lqs_queue_places", "background"], seen["lqs_queue_total_places",]) == (2, 5)
+    assert (seen["lqs_queue_demotions_total", "critical"], seen["lqs_queue_demotions_total", "normal"]) == (1, 1)
+    assert (seen["lqs_queue_overflows_total", "critical"], seen["lqs_place_waiting", "critical"]) == (2, 1)
+    assert (seen["lqs_breaker_state", "background"], seen["lqs_breaker_state", "low"]) == (2, 0)
+    assert (seen["lqs_breaker_openings_total", "background"], seen["lqs_breaker_refusals_total", "background"]) == (
+        1,
+        1,
+    )
+    assert (seen["lqs_queue_warning",], seen["lqs_load",]) == (1, 1)
+    assert (seen["lqs_bound_used", "place_waiters"], seen["lqs_bound_limit", "place_waiters"]) == (1, 320)
+    board.now_ns = 5 * S
+    assert board.read()["lqs_breaker_state", "background"] == 1
+    board.door.tend(5 * S)
+    assert board.read()["lqs_place_waits_lost_total", "critical"] == 1
+
+
 def test_what_the_workers_counted_is_shown_by_device_slot_in_seconds_and_tokens() -> None:
     seen = Board().read()
     assert (seen["lqs_step_seconds_total", "cpu:0"], seen["lqs_step_seconds_total", "cpu:1"]) == (5, 1)
@@ -221,7 +245,7 @@ def test_how_near_each_bound_is_can_be_read() -> None:
     seen = board.read()
     for name, used, limit in (
         ("table", 2, 512),
-        ("ring_submit", 2, 3 * 512),
+        ("ring_submit", 2, 3 * 512 + 1024),
         ("connections", 7, 100),
     ):
         assert (seen["lqs_bound_used", name], seen["lqs_bound_limit", name]) == (used, limit)
