@@ -6,6 +6,7 @@ between threads and who owns it; each part says what it decides:
     rings      how messages and text cross
     backlog    who waits and who is next
     ledger     what is promised and what was given
+    limits     who may pass now, and how long the others wait
     round      one pass of the scheduler over all three
     faces      each of them alone, for Python
     scheduler  the event loop's side; the only part that touches Python objects per request
@@ -16,14 +17,15 @@ cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdlib cimport calloc, free
-from libc.string cimport memset
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memmove, memset
 from posix.time cimport timespec
 from posix.unistd cimport close, read
 
 include "core/rings.pxi"
 include "core/backlog.pxi"
 include "core/ledger.pxi"
+include "core/limits.pxi"
 include "core/round.pxi"
 include "core/faces.pxi"
 include "core/scheduler.pxi"

@@ -17,6 +17,7 @@ import uvloop
 
 from lqs.admission.gate import Gate
 from lqs.admission.keys import KeyRing
+from lqs.admission.limits import Limiters
 from lqs.admission.prompts import Prompts
 from lqs.api.app import create_app
 from lqs.api.services import Services
@@ -34,6 +35,7 @@ from lqs.observe.metrics import Metrics
 from lqs.process import in_thread, leave, raise_file_limit
 from lqs.scheduling.core import make_scheduler
 from lqs.scheduling.desk import Desk
+from lqs.scheduling.load import Load
 from lqs.settings import check_exposure
 
 # What is cancelled at the end of a drain still needs a step of the engine and a last write.
@@ -230,6 +232,7 @@ def build(
     environ: Mapping[str, str] = os.environ,
     reload_config: Callable[[], Config] | None = None,
     drill: Sequence[Break] = (),
+    limits_clock: Callable[[], int] = time.monotonic_ns,
 ) -> Server:
     """Make and wire all parts; nothing runs yet. `drill` is what breaks on purpose. Raises StartError."""
     keys = KeyRing(config)
@@ -241,6 +244,8 @@ def build(
     library.start(verbose=config.log.level == "debug")
     scheduler = make_scheduler(config, keys.weights())
     models = Models(config, path, scheduler, make_model=library.Model, make_worker=library.make_worker, drill=drill)
+    load = Load(scheduler.snapshot, config.queue.total, time.monotonic_ns)
+    limits = Limiters(config, is_load_high=load.is_high, clock=limits_clock)
     metrics = Metrics(
         config,
         model_name=models.names()[0],
@@ -249,6 +254,7 @@ def build(
         # What is made below.
         closed_reason=lambda: gate.closed_reason(),  # noqa: PLW0108
         bounds=lambda: server.bounds(),  # noqa: PLW0108
+        limits=limits.figures,
     )
     desk = Desk(
         scheduler,
@@ -258,7 +264,7 @@ def build(
         body=library.SchedulerBody(scheduler),
     )
     prompts = Prompts(config.prompts)
-    gate = Gate(config, desk=desk, models=models, prompts=prompts)
+    gate = Gate(config, desk=desk, models=models, prompts=prompts, limits=limits)
     services = Services(config=config, gate=gate, desk=desk, keys=keys, models=models, metrics=metrics, log=log)
     server = Server(config, services, models=models, prompts=prompts, reload_config=reload_config)
     return server

@@ -32,7 +32,8 @@ FLOORS = (
     {"observe"},
     {"settings"},
     {"request", "config", "wording", "plain"},
-    {"errors"},
+    {"config_limits"},
+    {"errors", "describe"},
     {"_engine"},
     {"_core"},
 )

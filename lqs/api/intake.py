@@ -62,4 +62,5 @@ def request_of(scope: Scope, body: ChatBody | CompletionBody, sampling: Sampling
         timeout_s=body.timeout,
         queue_timeout_s=body.queue_timeout,
         is_stream=bool(body.stream),
+        route="chat" if isinstance(body, ChatBody) else "completions",
     )
