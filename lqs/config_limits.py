@@ -73,7 +73,7 @@ def limit_rules(limits: Mapping[str, LimitConfig], tiers: Collection[str]) -> It
         unknown = ", ".join(tier for tier in limit.tiers if tier not in tiers)
         yield (
             _NAME.fullmatch(name) is not None,
-            f"{where}: its name must be small letters, digits and _, a letter first.",
+            f"{where}: a name is small letters, digits and _, a letter first.",
         )
         yield name != "entry", f"{where}: queue.entry_per_s is the limit of that name."
         is_small = limit.of != "compute_s" or max(limit.amount, limit.burst) <= _COMPUTE_S_MAX

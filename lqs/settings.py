@@ -30,7 +30,7 @@ _NOT_SETTINGS = re.compile(
     r"|LQS_SERVICE_(HOST|PORT)|LQS_PORT_\d|LQS_PORT=\w+://"
 )
 # Sections of tables that the operator names, and what such a table holds.
-_NAMED: dict[str, type[Struct]] = {"tiers": TierConfig, "limits": LimitConfig}
+NAMED: dict[str, type[Struct]] = {"tiers": TierConfig, "limits": LimitConfig}
 # Settings that name a file; in the TOML file they are seen from its folder.
 _FILES = (("model", "path"), ("model", "chat_template"), ("keys", "file"))
 
@@ -92,7 +92,7 @@ def check_exposure(config: Config, num_keys: int) -> None:
 
 def _sections() -> dict[str, type[Struct]]:
     """The struct of each section; what the operator names is described once."""
-    return get_type_hints(Config) | _NAMED
+    return get_type_hints(Config) | NAMED
 
 
 def _meta_of(hint: Any) -> Meta:
@@ -139,7 +139,7 @@ def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
         f"{_ENV_PREFIX}{section}_{key}".upper(): (section, key)
         for section, struct in _sections().items()
         for key in struct.__struct_fields__
-        if section not in _NAMED
+        if section not in NAMED
     }
     found = {}
     for name, text in sorted(env.items()):
@@ -153,7 +153,7 @@ def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _no_such_variable(name: str, known: Mapping[str, tuple[str, str]]) -> str:
-    for section in _NAMED:
+    for section in NAMED:
         if name.startswith(f"{_ENV_PREFIX}{section}_".upper()):
             return f"{name}: {section} are set in the file, as [{section}.NAME]."
     bare = {variable.removeprefix(_ENV_PREFIX): variable for variable in known}
@@ -212,9 +212,9 @@ def _check_names(tree: Mapping[str, Any]) -> None:
         if section not in sections:
             close = _homes(section) or difflib.get_close_matches(section, list(sections), n=1, cutoff=0.5)
             raise ConfigError(f"{section}: there is no such section{offer(close)}")
-        tables = table if section in _NAMED else {section: table}
+        tables = table if section in NAMED else {section: table}
         for name, keys in (tables if isinstance(tables, dict) else {}).items():
-            where = f"{section}.{name}" if section in _NAMED else section
+            where = f"{section}.{name}" if section in NAMED else section
             _check_keys(where, keys, sections[section])
 
 
@@ -230,16 +230,16 @@ def _check_keys(where: str, table: Any, struct: type[Struct]) -> None:
 def _homes(key: str) -> list[str]:
     """The settings of that name, in whatever section."""
     sections = _sections().items()
-    return [f"{name}.{key}" for name, struct in sections if name not in _NAMED and key in struct.__struct_fields__]
+    return [f"{name}.{key}" for name, struct in sections if name not in NAMED and key in struct.__struct_fields__]
 
 
 def _name_the_key(message: str, tree: Mapping[str, Any]) -> str:
     """msgspec's `Expected ... - at `$.queue.total`` with the key first, in an operator's words."""
     what, _, where = message.partition(" - at `$.")
     where = where.rstrip("`")
-    section = where.partition("[...]")[0]
-    if section in _NAMED:
-        where = where.replace("[...]", f".{_wrong_table(tree[section], _NAMED[section])}", 1)
+    section, is_inside, _ = where.partition("[...]")
+    if is_inside and section in NAMED:
+        where = where.replace("[...]", f".{_wrong_table(tree[section], NAMED[section])}", 1)
     return f"{where}: {in_words(what)}."
 
 

@@ -39,4 +39,6 @@ class Load:
         capacity = sum(slot["capacity"] for slot in living)
         reserved = sum(slot["reserved"] for slot in living)
         num_waiting = sum(level["num_waiting"] for level in core["levels"])
-        return max(reserved / capacity if capacity else 0.0, num_waiting / self._total_cap)
+        kv_share: float = reserved / capacity if capacity else 0.0
+        queue_share: float = num_waiting / self._total_cap
+        return max(kv_share, queue_share)
