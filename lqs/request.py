@@ -152,6 +152,7 @@ class Request:
     expire_ns: int = 0  # Leaves the queue unserved then; 0: never.
     stop_ns: int = 0  # The worker ends it then; 0: never.
     deadline_ns: int = 0  # Orders it inside its key; 0: none.
+    num_bytes_min: int = 0  # Of its prompt, as its source tells.
     tokens_max: int = 0  # A limit of tokens has no more; bounds an answer whose length is not asked for. 0: none.
     charge: Charge | None = None  # What its limits were charged, until it is settled.
     holds_permit: bool = False  # A place in its class is taken and not yet handed to the core.

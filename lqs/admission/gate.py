@@ -66,6 +66,7 @@ class Gate:
 
         If it raises, or its task is cancelled, everything it took is given back.
         """
+        request.num_bytes_min = source.num_bytes_min
         try:
             await self._admit(request, source, sink)
         except LqsError as error:

@@ -12,6 +12,7 @@ more than the limit has; what it took is settled exactly, so a wrong guess is a 
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable
@@ -32,6 +33,8 @@ _SPREAD = 1.25
 _UNKNOWN_RUN_S = 5.0
 # How much the latest request counts in the mean of all.
 _NEWS = 0.1
+# What a template adds to a short prompt, so that its tokens per byte say something about longer ones.
+_TEMPLATE_BYTES = 64
 # The client is not to blame for these.
 _FAILURES = (FinishReason.ERROR, FinishReason.DEVICE)
 
@@ -65,6 +68,7 @@ class Limiters:
         self._rng = rng or random.Random()
         self._us_per_token: dict[str, float] = {}
         self._run_s = _UNKNOWN_RUN_S
+        self._tokens_per_byte = 1.0
         self._num_refused: dict[str, int] = {}
 
     def enter(self, request: Request, *, num_tokens_min: int, patience_ns: int) -> None:
@@ -85,6 +89,11 @@ class Limiters:
         now_ns = self._clock()
         costs = (1, 1, num_tokens_min, 1)
         verdict = table.core.reserve(charge, limiters, costs, now_ns, num_charged)
+        if verdict == Verdict.REFUSED and charge.binding in plan.by_work:
+            # That much it takes at least; what it is told is when it will pass with what it is likely to take.
+            num_tokens = max(self._num_tokens_likely(request, plan.tokens_max), num_tokens_min)
+            likely = (1, 1, num_tokens, self._compute_us_max(request, num_tokens))
+            table.core.reserve(charge, limiters, likely, now_ns, 0)
         self._check(request, charge, verdict, costs, now_ns, patience_ns)
 
     def charge_work(self, request: Request, *, patience_ns: int) -> None:
@@ -96,7 +105,9 @@ class Limiters:
         if charge is None or not limiters:
             return
         now_ns = self._clock()
-        costs = (0, 0, request.footprint_tokens, self._compute_us_max(request))
+        self._learn_length(request)
+        num_tokens = request.footprint_tokens
+        costs = (0, 0, num_tokens, self._compute_us_max(request, num_tokens))
         verdict = self._table.core.reserve(charge, limiters, costs, now_ns)
         self._check(request, charge, verdict, costs, now_ns, patience_ns)
 
@@ -176,10 +187,22 @@ class Limiters:
         spread_s = max(wait_s, 1.0) * self._rng.uniform(1.0, _SPREAD)
         return RequestRefused("rate_limit_exceeded", message, retry_after_s=spread_s)
 
-    def _compute_us_max(self, request: Request) -> int:
+    def _compute_us_max(self, request: Request, num_tokens: int) -> int:
         limit_us = max(request.stop_ns - request.arrival_ns, 0) // _NS_PER_US
         pace = self._us_per_token.get(request.model)
-        return limit_us if pace is None else min(limit_us, int(pace * request.footprint_tokens) + 1)
+        return limit_us if pace is None else min(limit_us, math.ceil(pace * num_tokens))
+
+    def _num_tokens_likely(self, request: Request, tokens_max: int) -> int:
+        """What it will be charged, as far as its bytes tell: the whole limit if it asks for no length."""
+        if request.max_tokens is None:
+            return tokens_max
+        prompt = math.ceil((request.num_bytes_min + _TEMPLATE_BYTES) * self._tokens_per_byte)
+        return min(prompt + request.max_tokens, tokens_max)
+
+    def _learn_length(self, request: Request) -> None:
+        """How many tokens a byte comes to: the most of late."""
+        seen = request.num_prompt_tokens / (request.num_bytes_min + _TEMPLATE_BYTES)
+        self._tokens_per_byte = max(seen, _mean(self._tokens_per_byte, seen))
 
     def _learn(self, request: Request, outcome: Outcome, compute_us: int) -> None:
         """How long requests take, and their tokens on the device."""
