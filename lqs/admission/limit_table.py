@@ -28,7 +28,9 @@ class Plan(NamedTuple):
     num_charged: int  # How many of these are charged.
     by_work: tuple[int, ...]  # Of tokens and compute.
     tokens_max: int  # What the smallest of tokens has at most; 0: there is none.
+    counts_compute: bool
     shown: tuple[tuple[str, tuple[int, ...]], ...]  # Those that clients see, by what they count.
+    version: int  # Of the table: another one's numbers may be gone.
 
 
 class LimitTable:
@@ -43,6 +45,7 @@ class LimitTable:
     def __init__(self, config: Config, clock: Callable[[], int]) -> None:
         self.core = Limits()
         self.config = config
+        self.version = 0  # Grows with each reload.
         self._clock = clock
         self._numbers: dict[tuple[str, str], int] = {}  # By the limit's name and whom it is for.
         self._names: dict[int, str] = {}
@@ -62,6 +65,7 @@ class LimitTable:
         """Take over new limits. One that did not change goes on as it stands, and so does one of
         parallel requests with another amount."""
         old, self.config = self.config, config
+        self.version += 1
         self._plans.clear()
         for (name, whom), number in list(self._numbers.items()):
             before, after = old.limits[name], config.limits.get(name)
@@ -94,7 +98,15 @@ class LimitTable:
         charged = (*numbers["requests"], *numbers["parallel"])
         by_work = (*numbers["tokens"], *numbers["compute_s"])
         shown = tuple((of, tuple(numbers[of])) for of in ("requests", "tokens") if numbers[of])
-        return Plan(charged + by_work, len(charged), by_work, min(tokens_max, default=0), shown)
+        return Plan(
+            at_arrival=charged + by_work,
+            num_charged=len(charged),
+            by_work=by_work,
+            tokens_max=min(tokens_max, default=0),
+            counts_compute=bool(numbers["compute_s"]),
+            shown=shown,
+            version=self.version,
+        )
 
     def _number(self, name: str, limit: LimitConfig, whom: str) -> int:
         """The limiter of a limit for somebody; made when it is first needed."""

@@ -16,15 +16,16 @@ import math
 import random
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from lqs._core import Charge, Verdict
 from lqs.admission import limit_words
-from lqs.admission.limit_table import ENTRY, TOKENS, LimitTable
+from lqs.admission.limit_table import ENTRY, LimitTable
 from lqs.config import Config
 from lqs.errors import LimitTooSmall, RequestRefused
 from lqs.request import FINISH_REASONS, NS_PER_S, FinishReason, Outcome, Request, RequestState
 
+_PASSED = int(Verdict.PASSED)
 _NOTHING = (0, 0, 0, 0)
 _NS_PER_US = 1_000
 # Waits are stretched by up to this factor, at random, so that the refused do not return together.
@@ -85,31 +86,37 @@ class Limiters:
         request.tokens_max = plan.tokens_max
         if not limiters:
             return
-        charge = request.charge = Charge(len(limiters))
+        charge = request.charge = Charge(len(limiters), plan)
         now_ns = self._clock()
         costs = (1, 1, num_tokens_min, 1)
         verdict = table.core.reserve(charge, limiters, costs, now_ns, num_charged)
+        if verdict == _PASSED and charge.turn_ns - now_ns <= patience_ns:
+            return
         if verdict == Verdict.REFUSED and charge.binding in plan.by_work:
             # That much it takes at least; what it is told is when it will pass with what it is likely to take.
             num_tokens = max(self._num_tokens_likely(request, plan.tokens_max), num_tokens_min)
             likely = (1, 1, num_tokens, self._compute_us_max(request, num_tokens))
             table.core.reserve(charge, limiters, likely, now_ns, 0)
-        self._check(request, charge, verdict, costs, now_ns, patience_ns)
+        self._refuse(request, charge, verdict, num_tokens_min, now_ns, patience_ns)
 
     def charge_work(self, request: Request, *, patience_ns: int) -> None:
         """Charge tokens and compute, now that the prompt is known.
 
         Raises RequestRefused, LimitTooSmall, and has given everything back then.
         """
-        charge, limiters = request.charge, self._table.plan(request).by_work
-        if charge is None or not limiters:
+        charge = request.charge
+        if charge is None:
+            return
+        # A reload may have come in between.
+        plan = charge.plan if charge.plan.version == self._table.version else self._table.plan(request)
+        if not plan.by_work:
             return
         now_ns = self._clock()
-        self._learn_length(request)
         num_tokens = request.footprint_tokens
-        costs = (0, 0, num_tokens, self._compute_us_max(request, num_tokens))
-        verdict = self._table.core.reserve(charge, limiters, costs, now_ns)
-        self._check(request, charge, verdict, costs, now_ns, patience_ns)
+        compute_us = self._compute_us_max(request, num_tokens) if plan.counts_compute else 0
+        verdict = self._table.core.reserve(charge, plan.by_work, (0, 0, num_tokens, compute_us), now_ns)
+        if verdict != _PASSED or charge.turn_ns - now_ns > patience_ns:
+            self._refuse(request, charge, verdict, num_tokens, now_ns, patience_ns)
 
     def turn_s(self, request: Request) -> float:
         """Seconds until a leaky bucket lets it pass; 0 for at once."""
@@ -155,17 +162,14 @@ class Limiters:
         names = (*self._table.config.limits, ENTRY)
         return {name: Figures(self._num_refused.get(name, 0), self._table.remaining(name)) for name in names}
 
-    def _check(
-        self, request: Request, charge: Charge, verdict: int, costs: tuple[int, ...], now_ns: int, patience_ns: int
-    ) -> None:
+    def _refuse(
+        self, request: Request, charge: Charge, verdict: int, num_tokens: int, now_ns: int, patience_ns: int
+    ) -> NoReturn:
         """Refuse what did not pass, and what would have to wait for its turn longer than it may."""
         wait_ns: int | None = charge.wait_ns
-        turn_ns = charge.turn_ns - now_ns
-        if verdict == Verdict.PASSED:
-            if turn_ns <= patience_ns:
-                return
+        if verdict == _PASSED:
             # It may come back when the line is that much shorter.
-            wait_ns = turn_ns - patience_ns
+            wait_ns = charge.turn_ns - now_ns - patience_ns
         elif charge.wait_ns < 0:
             wait_ns = None
         name = self._table.name_of(charge.binding)
@@ -174,7 +178,7 @@ class Limiters:
         request.state, request.reason = RequestState.REFUSED, "rate_limit_exceeded"
         if verdict == Verdict.NEVER:
             request.reason = "limit_too_small"
-            message = limit_words.too_small(name, self._table.config.limits[name], costs[TOKENS])
+            message = limit_words.too_small(name, self._table.config.limits[name], num_tokens)
             raise LimitTooSmall(message, param="max_tokens")
         raise self._refusal(name, wait_ns)
 
@@ -199,13 +203,10 @@ class Limiters:
         prompt = math.ceil((request.num_bytes_min + _TEMPLATE_BYTES) * self._tokens_per_byte)
         return min(prompt + request.max_tokens, tokens_max)
 
-    def _learn_length(self, request: Request) -> None:
-        """How many tokens a byte comes to: the most of late."""
+    def _learn(self, request: Request, outcome: Outcome, compute_us: int) -> None:
+        """How long requests take, their tokens on the device, and how many tokens a byte comes to: the most of late."""
         seen = request.num_prompt_tokens / (request.num_bytes_min + _TEMPLATE_BYTES)
         self._tokens_per_byte = max(seen, _mean(self._tokens_per_byte, seen))
-
-    def _learn(self, request: Request, outcome: Outcome, compute_us: int) -> None:
-        """How long requests take, and their tokens on the device."""
         num_computed = request.num_prompt_tokens - outcome.num_cached_tokens + outcome.num_completion_tokens
         if not compute_us or num_computed <= 0:
             return

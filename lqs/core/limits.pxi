@@ -459,6 +459,7 @@ cdef void limits_free(LimitsState* s) noexcept nogil:
 cdef class Charge:
     """What one request was charged. Whoever drops it without settling it leaves its cost in the
     limiters. `num` is how many of them there is room for; there is made more when it is needed.
+    `plan` is the caller's own.
 
     Owner: the thread of its Limits.
     """
@@ -466,8 +467,10 @@ cdef class Charge:
     cdef ChargeState charge
     # When its turn is, on the caller's clock: leaky buckets let nobody pass before.
     cdef readonly int64_t turn_ns
+    cdef public object plan
 
-    def __cinit__(self, uint32_t num=4):
+    def __cinit__(self, uint32_t num=4, plan=None):
+        self.plan = plan
         self.make_room(min(num, <uint32_t> NUM_TOUCHED_MAX))
 
     def __dealloc__(self):
