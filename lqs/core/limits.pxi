@@ -113,7 +113,8 @@ cdef struct ChargeState:
 
 cdef struct LimitsState:
     Limiter* limiters
-    uint32_t num
+    uint32_t num            # numbers that were ever given
+    uint32_t num_live
     uint32_t capacity
     uint64_t num_charges
     int64_t seen_ns         # what the caller said last
@@ -422,14 +423,16 @@ cdef void limits_settle(LimitsState* s, ChargeState* charge, const int64_t* cost
 
 # --- making and ending limiters ---------------------------------------------------------
 
-# A free limiter, or NOWHERE when there is no memory.
-cdef uint32_t limits_add(LimitsState* s) noexcept nogil:
-    cdef uint32_t index = 0, capacity
+# A limiter, unused, its shape checked before: its number, or NOWHERE when there is no memory.
+cdef uint32_t limits_add(LimitsState* s, const Limiter* shape) noexcept nogil:
+    cdef uint32_t index = 0 if s.num_live < s.num else s.num
+    cdef uint32_t capacity, generation
     cdef Limiter* grown
+    cdef Mark* marks
     while index < s.num and s.limiters[index].is_live:
         index += 1
     if index == s.capacity:
-        capacity = max(2 * s.capacity, 16U)
+        capacity = 2 * s.capacity if s.capacity else 16
         grown = <Limiter*> realloc(s.limiters, capacity * sizeof(Limiter))
         if grown == NULL:
             return NOWHERE
@@ -440,8 +443,21 @@ cdef uint32_t limits_add(LimitsState* s) noexcept nogil:
         s.limiters[index].marks = <Mark*> calloc(NUM_MARKS, sizeof(Mark))
         if s.limiters[index].marks == NULL:
             return NOWHERE
+    marks = s.limiters[index].marks
+    generation = s.limiters[index].generation
+    s.limiters[index] = shape[0]
+    s.limiters[index].marks = marks
+    s.limiters[index].generation = generation
+    s.limiters[index].is_live = True
     s.num = max(s.num, index + 1)
+    s.num_live += 1
     return index
+
+
+cdef void limits_remove(LimitsState* s, uint32_t index) noexcept nogil:
+    s.limiters[index].is_live = False
+    s.limiters[index].generation += 1
+    s.num_live -= 1
 
 
 cdef void limits_free(LimitsState* s) noexcept nogil:
@@ -517,10 +533,7 @@ cdef class Limits:
         limits_free(&self.limits)
 
     def __len__(self):
-        cdef uint32_t num = 0, i
-        for i in range(self.limits.num):
-            num += self.limits.limiters[i].is_live
-        return num
+        return self.limits.num_live
 
     cdef Limiter* limiter(self, uint32_t index) except NULL:
         if index >= self.limits.num or not self.limits.limiters[index].is_live:
@@ -536,7 +549,7 @@ cdef class Limits:
         taken as the capacity, for costs that are only guessed.
         """
         cdef uint32_t index
-        cdef Limiter* limiter
+        cdef Limiter shape
         if not 0 <= kind <= PARALLEL or unit >= NUM_UNITS:
             raise ValueError("no such kind or unit")
         if not (1 <= capacity <= COST_MAX and 1 <= amount <= COST_MAX
@@ -544,28 +557,22 @@ cdef class Limits:
             raise ValueError("capacity and amount must be 1 to 2**40, period_ns 1 to 2**54")
         if kind <= LEAKY_BUCKET and wide_product(capacity, period_ns) > wide_product(FILL_MAX_NS, amount):
             raise ValueError("a bucket must fill up within 2**60 ns")
-        index = limits_add(&self.limits)
+        memset(&shape, 0, sizeof(Limiter))
+        shape.kind = kind
+        shape.unit = unit
+        shape.capacity = capacity
+        shape.amount = amount
+        shape.period_ns = period_ns
+        shape.is_clamped = is_clamped
+        index = limits_add(&self.limits, &shape)
         if index == NOWHERE:
             raise MemoryError
-        limiter = &self.limits.limiters[index]
-        limiter.level = 0
-        limiter.used = limiter.window = limiter.charged_ns = 0
-        limiter.gone = 0
-        limiter.num_marks = 0
-        limiter.kind = kind
-        limiter.unit = unit
-        limiter.capacity = capacity
-        limiter.amount = amount
-        limiter.period_ns = period_ns
-        limiter.is_clamped = is_clamped
-        limiter.is_live = True
         return index
 
     def remove(self, uint32_t index):
         """End a limiter; charges that touched it leave it alone from now on."""
-        cdef Limiter* limiter = self.limiter(index)
-        limiter.is_live = False
-        limiter.generation += 1
+        self.limiter(index)
+        limits_remove(&self.limits, index)
 
     def resize(self, uint32_t index, int64_t capacity):
         """Give a limiter another capacity; what was charged still counts."""

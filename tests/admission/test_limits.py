@@ -337,6 +337,43 @@ def test_a_full_queue_costs_nothing() -> None:
     assert all_left(house) == start
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_after_any_story_every_limit_is_back_at_its_start(seed: int) -> None:
+    """Requests of three keys come, are refused, leave, expire, fail, finish short or long, in any order; none leaks."""
+    draw = random.Random(seed)
+    house = House(ALL_KINDS | {"small": {"of": "tokens", "amount": 300, "per": "tier"}}, **{"queue.caps": [5]})
+    tenants = [ANN, BOB, Tenant("carl", "normal", 3, 2, 2)]
+    for tenant in tenants:
+        house.shown(tenant)
+    start = all_left(house)
+    told: set[str] = set()
+    waiting: list[Request] = []
+    for _ in range(300):
+        house.now_ns += draw.randrange(10**9)
+        house.is_busy = draw.random() < 0.3
+        kind = draw.random()
+        source = PromptSource(render=broken) if kind < 0.1 else None
+        try:
+            given = {"max_tokens": draw.choice([None, 1, 20, 400]), "tenant": draw.choice(tenants)}
+            waiting.append(house.come(draw.randrange(1, 60), source=source, **given))
+        except LqsError as error:
+            told.add(str(error.code))
+        if waiting and kind > 0.8:
+            house.desk.cancel(waiting.pop(draw.randrange(len(waiting))))
+        if kind < 0.4:
+            finish = draw.choice([1, 2, 3, 4, 5, 6])
+            made, ran_ns = draw.randrange(20), draw.randrange(3 * S)
+            house.run(finish, num_completion_tokens=made, assigned_ns=S, finished_ns=S + ran_ns)
+            waiting.clear()
+    house.run(num_completion_tokens=1, assigned_ns=S, finished_ns=2 * S)
+    assert house.desk.num_inside == 0
+    assert told >= {"rate_limit_exceeded", "limit_too_small", "invalid_value"}
+    at_once = [state for name, state in all_left(house).items() if "at_once" in name]
+    assert at_once == [(10, 10, 0)]
+    house.now_ns += 2 * 3600 * S
+    assert all_left(house) == start
+
+
 @pytest.mark.parametrize("finish", [Finish.FINISH_STOP, Finish.FINISH_CANCELLED, Finish.FINISH_TIMEOUT])
 def test_what_was_computed_is_paid_by_the_token_and_by_the_second(finish: int) -> None:
     """Finished or cut off: prompt and what was made; its time on the device; one request."""
