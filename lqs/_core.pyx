@@ -8,6 +8,7 @@ between threads and who owns it; each part says what it decides:
     ledger     what is promised and what was given
     backfill   who may pass one that does not fit, and what is held for it
     lanes      how shares and the border follow the backlogs
+    limits     who may pass now, and how long the others wait
     round      one pass of the scheduler over all three
     door       who comes in, who waits for a place and who is sent away
     faces      each of them alone, for Python
@@ -22,7 +23,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport INT64_MAX
 from libc.stdlib cimport calloc, free, realloc
-from libc.string cimport memset
+from libc.string cimport memmove, memset
 from posix.time cimport timespec
 from posix.unistd cimport close, read
 
@@ -31,6 +32,7 @@ include "core/backlog.pxi"
 include "core/ledger.pxi"
 include "core/backfill.pxi"
 include "core/lanes.pxi"
+include "core/limits.pxi"
 include "core/round.pxi"
 include "core/door.pxi"
 include "core/door_face.pxi"

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from lqs.settings import Setting, settings
+from lqs.settings import NAMED, Setting, settings
 
 REPOSITORY = Path(__file__).parents[1]
 PAGE = REPOSITORY / "docs" / "operating.md"
@@ -23,7 +23,7 @@ def settings_table() -> Iterator[str]:
     for setting in settings():
         if setting.section != section:
             section = setting.section
-            yield f"\n**{'[tiers.NAME]' if section == 'tiers' else f'[{section}]'}**\n"
+            yield f"\n**[{section}{'.NAME' if section in NAMED else ''}]**\n"
             yield "| key | what | unit | default | bound |\n|---|---|---|---|---|"
         yield f"| `{setting.key}` | {setting.doc} | {setting.unit} | {_default(setting)} | {setting.bound} |"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -27,14 +27,28 @@ from lqs.request import NS_PER_S, Lane
 _LANES = tuple(lane.name.lower() for lane in Lane)
 _DEVICE_STATES = ("new", "ready", "stopped", "dead", "parked")
 
+# (name, doc) of what it shows by limit.
+_LIMIT_REMAINING = ("lqs_limit_remaining", "What is left of a limit for the whole server.")
+_LIMIT_REFUSALS = ("lqs_limit_refusals", "Requests that a limit refused.")
+
 Snapshot = Callable[[], Mapping[str, Any]]
+
+
+class LimitFigures(Protocol):
+    """What is shown of one limit; `remaining` is None for one that is not for the whole server."""
+
+    @property
+    def num_refused(self) -> int: ...
+    @property
+    def remaining(self) -> int | None: ...
 
 
 class Metrics(Counts):
     """Shows what the loop has counted, and what core and workers publish.
 
     `core` reads the scheduler's snapshot, `workers` those of the device slots by name, `bounds`
-    by name how much of each further bound is used and what it is, `door` the figures of the door.
+    by name how much of each further bound is used and what it is, `door` the figures of the door,
+    `limits` by name how limits stand.
 
     Owner: the event loop.
     """
@@ -49,6 +63,7 @@ class Metrics(Counts):
         closed_reason: Callable[[], str | None],
         door: Snapshot,
         bounds: Callable[[], Mapping[str, tuple[int, int]]] = dict,
+        limits: Callable[[], Mapping[str, LimitFigures]] = dict,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         super().__init__(len(config.queue.levels), len(_LANES), now_ns)
@@ -60,6 +75,7 @@ class Metrics(Counts):
         self._closed_reason = closed_reason
         self._door = door
         self._bounds = bounds
+        self._limits = limits
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -81,6 +97,7 @@ class Metrics(Counts):
         yield from self._token_families(workers.values())
         yield from self._histograms()
         yield from self._bound_families(core, door)
+        yield from self._limit_families()
 
     def _queue_families(self, core: Mapping[str, Any]) -> Iterator[Metric]:
         levels, lanes = core["levels"], core["lanes"]
@@ -206,6 +223,13 @@ class Metrics(Counts):
         for name, doc, key in tables.CORE_COUNTERS:
             yield CounterMetricFamily(name, doc, value=core[key])
         yield CounterMetricFamily("lqs_events_lost", "Events lost; expected 0.", value=self.num_events_lost)
+
+    def _limit_families(self) -> Iterator[Metric]:
+        figures = self._limits()
+        left = {name: seen.remaining for name, seen in figures.items() if seen.remaining is not None}
+        yield _gauges(*_LIMIT_REMAINING, "limit", left)
+        refused = {name: seen.num_refused for name, seen in figures.items()}
+        yield _counters(*_LIMIT_REFUSALS, "limit", refused)
 
     def _gauge(self, name: str, doc: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, doc, labels=list(self._labels))

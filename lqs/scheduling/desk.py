@@ -94,6 +94,7 @@ class Desk:
         self.entrance = Entrance(scheduler, door, on_change=on_door, now_ns=now_ns)
         self._observer = observer
         self._body = body
+        self._over: Callable[[Request, Outcome | None], None] | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         # When the next place of each class is spoken for, in the eyes of those refused so far.
@@ -110,6 +111,10 @@ class Desk:
         if self._body is not None:
             self._thread = threading.Thread(target=self._body.run, name="lqs-scheduler", daemon=True)
             self._thread.start()
+
+    def when_over(self, settle: Callable[[Request, Outcome | None], None]) -> None:
+        """Have `settle` called once for each submitted request: with its outcome, or None if it never ran."""
+        self._over = settle
 
     def close(self, limit_s: float) -> bool:
         """End the thread and listen no more; False if it did not end within the limit."""
@@ -271,6 +276,7 @@ class Desk:
         elif kind == EV_FINISHED:
             request.state = RequestState.FINISHED
             ticket.pace.note(request, rest[0])
+            self._settle_limits(request, rest[0])
             self._observer.finished(request, rest[0])
             sink.finished(rest[0])
         elif kind == EV_SETTLED:
@@ -284,8 +290,13 @@ class Desk:
         is_cancelled = reason == "cancelled"
         request.reason = request.reason or _REASONS.get(reason)
         request.state = RequestState.CANCELLED if is_cancelled else RequestState.REFUSED
+        self._settle_limits(request, None)
         self._observer.ended(request, reason)
         ticket.sink.ended(reason)
+
+    def _settle_limits(self, request: Request, outcome: Outcome | None) -> None:
+        if self._over is not None:
+            self._over(request, outcome)
 
     def _settle(self, ticket: Ticket) -> None:
         self._live.discard(ticket)

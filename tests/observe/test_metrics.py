@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -57,6 +57,13 @@ WORKER = {
 PARKED = WORKER | {"is_healthy": False, "state": "parked", "slot": 1, "step_ns": S, "prefix_hits": 1}
 
 
+class LimitSeen(NamedTuple):
+    """How one limit stands."""
+
+    num_refused: int
+    remaining: int | None
+
+
 @dataclass
 class Ended:
     """An outcome with times a second apart."""
@@ -90,6 +97,7 @@ class Board:
             closed_reason=lambda: self.closed,
             door=lambda: self.door.figures(self.now_ns),
             bounds=lambda: {"connections": (7, 100)},
+            limits=lambda: {"rpm": LimitSeen(3, None), "entry": LimitSeen(0, 100)},
             now_ns=lambda: self.now_ns,
         )
 
@@ -268,6 +276,16 @@ def test_readiness_and_lost_events_are_shown() -> None:
     board.closed = "draining"
     board.metrics.event_lost(a_request(), RuntimeError())
     assert (board.read()["lqs_ready",], board.read()["lqs_events_lost_total",]) == (0, 1)
+
+
+def test_limits_are_shown_by_name_and_what_is_left_of_those_for_the_whole_server() -> None:
+    seen = Board().read()
+    limits = {key: value for key, value in seen.items() if key[0].startswith("lqs_limit_")}
+    assert limits == {
+        ("lqs_limit_remaining", "entry"): 100,
+        ("lqs_limit_refusals_total", "rpm"): 3,
+        ("lqs_limit_refusals_total", "entry"): 0,
+    }
 
 
 def test_nothing_of_a_client_becomes_a_label() -> None:
