@@ -6,6 +6,8 @@ between threads and who owns it; each part says what it decides:
     rings      how messages and text cross
     backlog    who waits and who is next
     ledger     what is promised and what was given
+    lengths    how long answers come out
+    growth     promises that grow, and who gives way when they do not fit
     round      one pass of the scheduler over all three
     faces      each of them alone, for Python
     scheduler  the event loop's side; the only part that touches Python objects per request
@@ -24,6 +26,8 @@ from posix.unistd cimport close, read
 include "core/rings.pxi"
 include "core/backlog.pxi"
 include "core/ledger.pxi"
+include "core/lengths.pxi"
+include "core/growth.pxi"
 include "core/round.pxi"
 include "core/faces.pxi"
 include "core/scheduler.pxi"

@@ -309,6 +309,12 @@ cdef class Ledger:
         if ledger_use(&self.ledger, slot, tokens):
             raise LedgerBroken
 
+    def shrink(self, uint32_t slot, uint32_t key, uint32_t reserved, uint32_t used):
+        """Give part of a promise back and keep the sequence. Raises LedgerBroken."""
+        self.check(slot, key)
+        if ledger_shrink(&self.ledger, slot, key, reserved, used):
+            raise LedgerBroken
+
     def release(self, uint32_t slot, uint32_t key, uint32_t reserved, uint32_t used):
         """Give a promise back, and its sequence. Raises LedgerBroken."""
         self.check(slot, key)

@@ -1,6 +1,6 @@
 # The scheduler's round.
 #
-#     bury -> take submitted -> take feedback -> sweep -> expire -> start -> publish
+#     bury -> take submitted -> take feedback -> sweep -> expire -> grow -> start -> publish
 #
 # Each is bounded, so a round stays short whatever has piled up; what is left over makes
 # the next round due at once. Time is an argument: the same round runs in the server, in
@@ -50,12 +50,15 @@ cdef struct Permit:
 cdef struct Books:
     BacklogState backlog
     LedgerState ledger
+    Lengths lengths
+    Growth* growths                 # by device slot
     TimeHeap expiry
     LevelBook levels[MAX_LEVELS]
     LaneBook lanes[MAX_LANES]
     Permit permits[MAX_LEVELS]
     Permit total
     uint64_t num_running            # atomic, one writer
+    uint64_t num_started            # the source of Attempt.order
     uint64_t num_decisions          # atomic, one writer: starts chosen, fitting or not
     uint64_t num_rounds             # atomic, one writer
     uint64_t num_broken             # atomic, one writer: ledger or handle mismatches
@@ -136,13 +139,10 @@ cdef bint is_servable(SchedulerState* s, const Entry* entry) noexcept nogil:
 cdef uint32_t place(SchedulerState* s, const Entry* entry) noexcept nogil:
     cdef LedgerState* ledger = &books_of(s).ledger
     cdef uint32_t i, best = NOWHERE
-    cdef SlotAccount* account
     for i in range(s.num_slots):
-        account = &ledger.slots[i]
-        if (not serves(s.slots[i], entry) or account.num_running >= account.num_sequences
-                or entry.footprint_tokens > account.capacity - account.reserved):
+        if not serves(s.slots[i], entry) or not has_room(s, i, entry):
             continue
-        if best == NOWHERE or (account.num_running * s.slots[best].weight
+        if best == NOWHERE or (ledger.slots[i].num_running * s.slots[best].weight
                                < ledger.slots[best].num_running * s.slots[i].weight):
             best = i
     return best
@@ -168,8 +168,10 @@ cdef bint start(SchedulerState* s, Choice choice, uint32_t slot, int64_t now_ns)
     cdef Attempt* attempt = attempt_new(s.out_buffer_bytes)
     if attempt == NULL:
         return False
-    ledger_reserve(&books.ledger, slot, entry.key, entry.footprint_tokens)
-    ledger_use(&books.ledger, slot, min(entry.num_prompt_tokens, entry.footprint_tokens))
+    attempt.reserved = first_promise(s.slots[slot], entry)
+    attempt.used = min(entry.num_prompt_tokens, attempt.reserved)
+    ledger_reserve(&books.ledger, slot, entry.key, attempt.reserved)
+    ledger_use(&books.ledger, slot, attempt.used)
     backlog_take(&books.backlog, choice)
     leave_backlog(s, choice.index, now_ns)
     entry.epoch += 1
@@ -183,6 +185,13 @@ cdef bint start(SchedulerState* s, Choice choice, uint32_t slot, int64_t now_ns)
     attempt.key = entry.key
     attempt.num_prompt_tokens = entry.num_prompt_tokens
     attempt.max_tokens = entry.max_tokens
+    attempt.footprint_tokens = entry.footprint_tokens
+    attempt.level = entry.level
+    attempt.granted = attempt.reserved
+    attempt.order = books.num_started
+    books.num_started += 1
+    expect(&books.lengths, s.slots[slot], attempt)
+    growth_add(&books.growths[slot], attempt)
     entry.attempt = attempt
     store_relaxed32(&entry.state, RUNNING)
     bump(&book.num_started, 1)
@@ -206,16 +215,21 @@ cdef void settle(SchedulerState* s, uint32_t index, bint is_lost) noexcept nogil
     cdef Books* books = books_of(s)
     cdef Entry* entry = &s.table[index]
     cdef Attempt* attempt = entry.attempt
-    cdef uint64_t used = min(entry.num_prompt_tokens, entry.footprint_tokens)
     cdef int64_t cost = 0
     cdef int rc
+    growth_remove(&books.growths[attempt.slot], attempt)
     if is_lost:
         # A worker that may still write: its figures are not ours to read.
-        rc = ledger_release(&books.ledger, attempt.slot, entry.key, entry.footprint_tokens, used)
+        rc = ledger_release(&books.ledger, attempt.slot, entry.key, attempt.reserved,
+                            attempt.used)
     else:
         cost = <int64_t> entry.num_prompt_tokens + 2 * <int64_t> attempt.num_completion_tokens
-        rc = ledger_settle(&books.ledger, attempt.slot, entry.key, entry.footprint_tokens, used,
-                           entry.num_prompt_tokens, attempt.num_completion_tokens)
+        rc = ledger_settle(&books.ledger, attempt.slot, entry.key, attempt.reserved,
+                           attempt.used, entry.num_prompt_tokens,
+                           attempt.num_completion_tokens)
+        # Relaxed: the feedback ring has brought it.
+        if load_relaxed32(&attempt.finish) in (FINISH_STOP, FINISH_LENGTH):
+            note_length(&books.lengths, entry.key, entry.model, attempt.num_completion_tokens)
     if rc != LEDGER_OK:
         bump(&books.num_broken, 1)
     backlog_charge(&books.backlog, entry.lane, entry.level, entry.key, cost - cost_of(entry))
@@ -408,6 +422,7 @@ cdef int64_t scheduler_round(SchedulerState* s, int64_t now_ns) noexcept nogil:
     take_feedback(s)
     has_more |= sweep(s, now_ns)
     has_more |= expire(s, now_ns)
+    tend_promises(s)
     has_more |= start_waiting(s, now_ns)
     publish(s, now_ns)
     wake_others(s)

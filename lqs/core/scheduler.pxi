@@ -96,9 +96,10 @@ cdef int state_init(SchedulerState* s, uint32_t capacity) noexcept nogil:
 cdef int books_init(Books* books, SchedulerState* s, uint32_t num_lanes, uint32_t num_levels,
                     uint32_t num_keys) noexcept nogil:
     books.sweep_next = s.capacity
+    books.growths = <Growth*> calloc(MAX_DEVICE_SLOTS, sizeof(Growth))
     books.expiry.capacity_min = s.capacity
     books.expiry.places = new_places(s.capacity)
-    if (books.expiry.places == NULL
+    if (books.expiry.places == NULL or books.growths == NULL or lengths_init(&books.lengths)
             or backlog_init(&books.backlog, s.table, s.capacity, num_lanes, num_levels, num_keys)
             or ledger_init(&books.ledger, MAX_DEVICE_SLOTS, num_keys)):
         return -1
@@ -119,6 +120,10 @@ cdef void state_free(SchedulerState* s) noexcept nogil:
     for i in range(s.num_slots):
         slot_free(s.slots[i])
     if books != NULL:
+        for i in range(s.num_slots):
+            growth_free(&books.growths[i])
+        free(books.growths)
+        lengths_free(&books.lengths)
         backlog_free(&books.backlog)
         ledger_free(&books.ledger)
         free(books.expiry.memory)
@@ -192,8 +197,12 @@ cdef class Scheduler:
         state_free(self.state)
 
     def add_device_slot(self, *, uint16_t model=0, uint64_t kv_tokens, uint32_t num_sequences,
-                        double weight=1.0):
-        """Add one model on one device, before the first request: its number."""
+                        double weight=1.0, uint32_t kv_block=0):
+        """Add one model on one device, before the first request: its number.
+
+        With a `kv_block` a request is promised its prompt and grows by so many tokens (see
+        core/growth.pxi); without one it is promised all that it may need.
+        """
         cdef SchedulerState* s = self.state
         cdef DeviceSlot* slot
         if self.has_begun:
@@ -202,12 +211,15 @@ cdef class Scheduler:
             raise ValueError("too many device slots")
         if not 1 <= num_sequences <= 65536 or not 0 < weight <= 1e6:
             raise ValueError("num_sequences at least 1, weight above 0")
+        if kv_block > 1U << 20:
+            raise ValueError("kv_block must be at most 2**20 tokens")
         slot = <DeviceSlot*> new_lines(sizeof(DeviceSlot))
         if slot == NULL:
             raise MemoryError
         slot.waker.fd = -1
         if (ring_init(&slot.dispatch, num_sequences) or ring_init(&slot.feedback, num_sequences)
-                or ring_init(&slot.events, s.capacity) or waker_init(&slot.waker)):
+                or ring_init(&slot.events, s.capacity) or waker_init(&slot.waker)
+                or growth_init(&books_of(s).growths[s.num_slots], num_sequences)):
             slot_free(slot)
             raise MemoryError
         slot.index = s.num_slots
@@ -215,6 +227,7 @@ cdef class Scheduler:
         slot.kv_tokens = kv_tokens
         slot.num_sequences = num_sequences
         slot.weight = weight
+        slot.kv_block = kv_block
         books_of(s).ledger.slots[slot.index].capacity = kv_tokens
         books_of(s).ledger.slots[slot.index].num_sequences = num_sequences
         books_of(s).backlog.num_places += num_sequences
@@ -594,6 +607,10 @@ cdef class Scheduler:
             raise IndexError("no such key")
         return key_figures(&books_of(self.state).ledger.keys[key])
 
+    def predicted_completion(self, uint32_t key, uint16_t model, uint32_t max_tokens):
+        """Tokens that an answer of this key will probably have; a guess, from any thread."""
+        return predicted_completion(&books_of(self.state).lengths, key, model, max_tokens, 0)
+
     @property
     def num_running(self):
         """Requests that hold a sequence."""
@@ -624,6 +641,7 @@ cdef class Scheduler:
             "levels": [level_figures(&books.levels[i], &books.permits[i])
                        for i in range(books.backlog.num_levels)],
             "slots": [{**slot_figures(&books.ledger.slots[i]),
+                       **growth_figures(&books.growths[i]),
                        "is_dead": bool(is_dead(self.state, i))}
                       for i in range(self.state.num_slots)],
             "lanes": [lane_figures(&books.lanes[i]) for i in range(books.backlog.num_lanes)],
@@ -704,6 +722,14 @@ cdef class Scheduler:
     def is_cancelled(self, uint64_t handle):
         """Whether its client wants it ended. Raises ValueError if it does not run."""
         return bool(wants_end(self.state, self.running_attempt(handle)))
+
+    def ask_growth(self, uint64_t handle, uint32_t tokens):
+        """Ask for a promise of so many KV tokens in all. Raises ValueError if it does not run."""
+        ask_growth(self.state, self.running_attempt(handle), tokens)
+
+    def granted(self, uint64_t handle):
+        """KV tokens it may hold; 0: it is to give up its cells. Raises ValueError if it does not run."""
+        return granted_tokens(self.running_attempt(handle))
 
     def end_step(self):
         """Wake who sleeps, loop and scheduler; how many eventfd writes that took."""

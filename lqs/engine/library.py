@@ -182,8 +182,9 @@ def make_worker(
     prefix_sequences: int,
     flash_attention: bool,
     inter_token_target_ms: float,
+    swap_bytes: int,
 ) -> _engine.Worker:
-    """Open a worker, warm it up and calibrate its step. Raises DeviceError."""
+    """Open a worker, warm it up and calibrate its step and its swapping. Raises DeviceError."""
     try:
         worker = _engine.Worker(
             scheduler,
@@ -198,9 +199,11 @@ def make_worker(
             prefix_cache=prefix_cache,
             num_cached=prefix_sequences,
             flash_attn=-1 if flash_attention else 0,
+            swap_bytes=swap_bytes,
         )
         worker.open()
         worker.calibrate(inter_token_target_ms)
+        worker.calibrate_swap()
     except (_engine.EngineError, ValueError, MemoryError) as error:
         raise DeviceError(f"the device slot cannot be opened: {error}") from None
     return worker

@@ -52,6 +52,15 @@ _LEDGER_GAUGES = (
     ("lqs_device_kv_reserved", "KV tokens promised to those that run.", "reserved"),
     ("lqs_device_sequences", "Sequences that may run.", "num_sequences"),
     ("lqs_device_sequences_running", "Sequences that run.", "num_running"),
+    ("lqs_kv_paused", "Running requests that wait for more KV with what they hold.", "num_short"),
+    ("lqs_kv_out", "Running requests that gave up their KV for better ones.", "num_out"),
+)
+_LEDGER_COUNTERS = (
+    ("lqs_kv_promises", "Promises of KV that were made: starts and growths.", "num_promises"),
+    ("lqs_kv_growths", "Promises made to running requests.", "num_growths"),
+    ("lqs_kv_growths_refused", "Growths that found no room at once: the request paused.", "num_growths_refused"),
+    ("lqs_kv_put_out", "Running requests told to give up their KV.", "num_put_out"),
+    ("lqs_kv_resumed", "Those of them that were promised KV again.", "num_resumed"),
 )
 # (name, doc, the worker's name) of what it shows, and of what it counts.
 _DEVICE_GAUGES = (
@@ -59,6 +68,7 @@ _DEVICE_GAUGES = (
     ("lqs_device_threads", "Threads that compute just now.", "threads"),
     ("lqs_device_kv_cells", "KV cells that hold a token.", "cells_used"),
     ("lqs_device_cached_sequences", "Finished sequences kept as prefix cache.", "num_cached_sequences"),
+    ("lqs_swap_bytes", "Host memory that holds KV of running requests.", "kept_bytes"),
 )
 _DEVICE_COUNTERS = (
     ("lqs_device_steps", "Steps made.", "num_steps"),
@@ -69,10 +79,15 @@ _DEVICE_COUNTERS = (
     ("lqs_device_kv_failures", "Decodes without room in the KV cache; expected 0.", "num_kv_failures"),
     ("lqs_device_cache_evictions", "Finished sequences that gave up their cells.", "num_cache_evictions"),
     ("lqs_device_compactions", "Times that the cells were put in order.", "num_compactions"),
+    ("lqs_swaps_out", "Requests whose KV was copied to host memory.", "num_swaps_out"),
+    ("lqs_swaps_in", "Requests whose KV was copied back.", "num_swaps_in"),
+    ("lqs_swapped_bytes", "KV copied to host memory and back.", "swapped_bytes"),
+    ("lqs_recomputed_tokens", "Tokens computed again because their KV was given up.", "recomputed_tokens"),
 )
 _DEVICE_CLOCKS = (
     ("lqs_step_seconds", "Time in steps.", "step_ns"),
     ("lqs_decode_seconds", "Time in llama_decode, part of the time in steps.", "decode_ns"),
+    ("lqs_swap_seconds", "Time copying KV, part of the time in steps.", "swap_ns"),
 )
 # (name, doc, the core's name) of what it counts once.
 _CORE_COUNTERS = (
@@ -173,6 +188,8 @@ class Metrics(Counts):
             yield _counters(name, doc, "device", {device: seen[key] / NS_PER_S for device, seen in workers.items()})
         for name, doc, key in _LEDGER_GAUGES:
             yield _gauges(name, doc, "device", {device: slots[seen["slot"]][key] for device, seen in workers.items()})
+        for name, doc, key in _LEDGER_COUNTERS:
+            yield _counters(name, doc, "device", {device: slots[seen["slot"]][key] for device, seen in workers.items()})
         states = GaugeMetricFamily("lqs_device_state", "1 for the state that it is in.", labels=["device", "state"])
         for device, seen in workers.items():
             for state in _DEVICE_STATES:
@@ -202,7 +219,8 @@ class Metrics(Counts):
         num_hits = sum(seen["prefix_hits"] for seen in workers)
         yield counter("vllm:prompt_tokens", "Prompt tokens.", self.num_prompt_tokens)
         yield counter("vllm:generation_tokens", "Tokens made.", self.num_completion_tokens)
-        yield counter("vllm:num_preemptions", "Requests set aside while they ran.", 0)
+        num_preemptions = sum(seen["num_preemptions"] for seen in workers)
+        yield counter("vllm:num_preemptions", "Times that a running request gave up its KV.", num_preemptions)
         yield counter("vllm:prefix_cache_queries", "Tokens looked up.", num_queries)
         yield counter("vllm:prefix_cache_hits", "Tokens found.", num_hits)
         yield _counters(

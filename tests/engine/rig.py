@@ -54,6 +54,8 @@ class Rig:
         n_ctx: int = 2048,
         n_seq: int = 4,
         out_buffer_bytes: int = 65536,
+        kv_block: int = 0,
+        kv_tokens: int | None = None,
         **worker: Any,
     ) -> None:
         self.engine = _engine
@@ -70,7 +72,9 @@ class Rig:
         )
         self.workers = []
         for _ in range(num_slots):
-            slot = self.scheduler.add_device_slot(model=0, kv_tokens=n_ctx, num_sequences=n_seq)
+            slot = self.scheduler.add_device_slot(
+                model=0, kv_tokens=kv_tokens or n_ctx, num_sequences=n_seq, kv_block=kv_block
+            )
             self.workers.append(self.engine.Worker(self.scheduler, slot, model, n_ctx=n_ctx, n_seq=n_seq, **worker))
         self.worker = self.workers[0]
         self._threads: list[threading.Thread] = []
