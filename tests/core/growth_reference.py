@@ -131,9 +131,7 @@ class Scheduler(reference.Scheduler):
         return self.peak(i, tokens, self.expected_end(i, waiter, 0)) <= slot.kv_tokens
 
     def place(self, waiter):
-        able = [
-            (len(slot.running) / slot.weight, i) for i, slot in enumerate(self.slots) if self.has_room(i, waiter)
-        ]
+        able = [(len(slot.running) / slot.weight, i) for i, slot in enumerate(self.slots) if self.has_room(i, waiter)]
         if not able:
             return None
         slot = min(able)[1]

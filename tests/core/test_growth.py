@@ -252,9 +252,7 @@ class Device:
     kv_tokens=st.integers(90, 400),
     num_sequences=st.integers(1, 8),
     block=st.sampled_from([4, 8, 16]),
-    requests=st.lists(
-        st.tuples(st.integers(0, 2), st.integers(1, 20), st.integers(1, 70)), min_size=1, max_size=24
-    ),
+    requests=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 20), st.integers(1, 70)), min_size=1, max_size=24),
 )
 def test_all_come_to_their_end_however_little_kv_there_is(kv_tokens, num_sequences, block, requests):
     """Case B33, B35: bounded, nobody is put out for ever, nothing is killed, and nothing stays behind."""
@@ -369,7 +367,9 @@ def fill(scheduler, *levels, max_tokens=24):
         started(scheduler)
         scheduler.finish(handle, num_completion_tokens=2)
         scheduler.round(0)
-    handles = [submit(scheduler, f"{i}", prompt=8, max_tokens=max_tokens, level=level) for i, level in enumerate(levels)]
+    handles = [
+        submit(scheduler, f"{i}", prompt=8, max_tokens=max_tokens, level=level) for i, level in enumerate(levels)
+    ]
     assert len(started(scheduler)) == len(levels)
     assert figures(scheduler, "num_running") == (len(levels),)
     return handles

@@ -148,7 +148,11 @@ def test_a_context_is_told_its_padded_size_and_a_step_fits_it(path: Path) -> Non
         ({}, True, None),
         ({"engine.kv_mode": "guaranteed"}, False, None),
         ({}, False, "it is promised for the longest answer, because the model's memory cannot be cut"),
-        ({"engine.kv_unified": False}, True, "it is promised for the longest answer, because engine.kv_unified is false"),
+        (
+            {"engine.kv_unified": False},
+            True,
+            "it is promised for the longest answer, because engine.kv_unified is false",
+        ),
     ],
 )
 def test_kv_is_promised_for_the_longest_answer_where_it_cannot_grow(

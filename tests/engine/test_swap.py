@@ -96,9 +96,7 @@ def test_what_a_request_carries_goes_on_where_it_was(default_model, options, swa
         options = options | {"grammar": _engine.Grammar(default_model, options["grammar"])}
     prompts = [chat(p) for p in PROMPTS[:4]]
     want = alone(default_model, prompts, max_tokens=48, ignore_eos=True, **options)
-    with Rig(
-        default_model, n_ctx=512, kv_tokens=260, n_seq=4, threads=1, kv_block=BLOCK, swap_bytes=swap_bytes
-    ) as rig:
+    with Rig(default_model, n_ctx=512, kv_tokens=260, n_seq=4, threads=1, kv_block=BLOCK, swap_bytes=swap_bytes) as rig:
         expect_short(rig)
         answers = [rig.submit(p, max_tokens=48, ignore_eos=True, level=1, **options) for p in prompts]
         rig.finish(*answers)
@@ -119,9 +117,7 @@ def put_out(rig, num: int = 4):
 
 @pytest.mark.parametrize("swap_bytes", [COPIED, COMPUTED])
 def test_one_that_is_out_can_be_cancelled_and_the_others_go_on(default_model, swap_bytes):
-    with Rig(
-        default_model, n_ctx=512, kv_tokens=300, n_seq=4, threads=1, kv_block=BLOCK, swap_bytes=swap_bytes
-    ) as rig:
+    with Rig(default_model, n_ctx=512, kv_tokens=300, n_seq=4, threads=1, kv_block=BLOCK, swap_bytes=swap_bytes) as rig:
         answers = put_out(rig)
         # The youngest is the first to go and the last to come back.
         rig.scheduler.cancel(answers[-1].handle)
@@ -191,9 +187,7 @@ def test_random_traffic_beyond_the_kv_changes_no_text(tiny, seed, swap_bytes):
             rig.ask(p, max_tokens=n, temperature=0.0, ignore_eos=True).text
             for p, n in zip(prompts, lengths, strict=True)
         ]
-    with Rig(
-        tiny, n_ctx=512, kv_tokens=300, n_seq=6, num_cached=5, kv_block=8, swap_bytes=swap_bytes
-    ) as rig:
+    with Rig(tiny, n_ctx=512, kv_tokens=300, n_seq=6, num_cached=5, kv_block=8, swap_bytes=swap_bytes) as rig:
         expect_short(rig)
         answers = []
         for prompt, length in zip(prompts, lengths, strict=True):
