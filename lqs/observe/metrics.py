@@ -147,6 +147,8 @@ class Metrics(Counts):
             yield _counters(name, doc, "device", {device: seen[key] / NS_PER_S for device, seen in workers.items()})
         for name, doc, key in tables.LEDGER_GAUGES:
             yield _gauges(name, doc, "device", {device: slots[seen["slot"]][key] for device, seen in workers.items()})
+        for name, doc, key in tables.LEDGER_COUNTERS:
+            yield _counters(name, doc, "device", {device: slots[seen["slot"]][key] for device, seen in workers.items()})
         states = GaugeMetricFamily("lqs_device_state", "1 for the state that it is in.", labels=["device", "state"])
         for device, seen in workers.items():
             for state in _DEVICE_STATES:
@@ -176,7 +178,8 @@ class Metrics(Counts):
         num_hits = sum(seen["prefix_hits"] for seen in workers)
         yield counter("vllm:prompt_tokens", "Prompt tokens.", self.num_prompt_tokens)
         yield counter("vllm:generation_tokens", "Tokens made.", self.num_completion_tokens)
-        yield counter("vllm:num_preemptions", "Requests set aside while they ran.", 0)
+        num_preemptions = sum(seen["num_preemptions"] for seen in workers)
+        yield counter("vllm:num_preemptions", "Times that a running request gave up its KV.", num_preemptions)
         yield counter("vllm:prefix_cache_queries", "Tokens looked up.", num_queries)
         yield counter("vllm:prefix_cache_hits", "Tokens found.", num_hits)
         yield _counters(

@@ -53,6 +53,13 @@ WORKER = {
     "num_kv_failures": 0,
     "num_cache_evictions": 1,
     "num_compactions": 2,
+    "num_preemptions": 4,
+    "num_swaps_out": 3,
+    "num_swaps_in": 2,
+    "swapped_bytes": 500,
+    "swap_ns": S,
+    "recomputed_tokens": 17,
+    "kept_bytes": 100,
 }
 PARKED = WORKER | {"is_healthy": False, "state": "parked", "slot": 1, "step_ns": S, "prefix_hits": 1}
 
