@@ -9,7 +9,7 @@ cdef dict door_figures(const DoorLevel* own, int64_t now_ns):
         "cap": own.cap,
         "num_pending": own.num_pending,
         "num_asking": own.num_asking,
-        "num_place_waiting": own.num_waiting,
+        "num_place_waiting": own.num_here,
         "breaker": breaker,
         "num_overflows": own.num_overflows,
         "num_demoted": own.num_demoted,
@@ -101,10 +101,9 @@ cdef class Door:
     @property
     def num_guests(self):
         """Those at the door that were not told yet."""
-        cdef uint32_t i
-        cdef int64_t num = 0
+        cdef uint32_t i, num = 0
         for i in range(self.door.num_levels):
-            num += self.door.levels[i].num_waiting + self.door.levels[i].num_asking
+            num += self.door.levels[i].num_here
         return num
 
     @property
@@ -152,12 +151,16 @@ cdef class Door:
                 changes.append((i, d.levels[i].breaker))
         return changes
 
+    def trip(self, num_classes, int64_t now_ns):
+        """Open the breakers of so many of the lowest classes, but never of the best."""
+        door_trip(&self.door, num_classes, now_ns)
+
     # --- at the door --------------------------------------------------------------------
 
     def enter(self, uint32_t level, int64_t now_ns, *, int64_t expire_ns=0, uint64_t user=0):
         """One arrives: (DoorSays, its class, its guest or None, when).
 
-        DOOR_IN: it is in, in that class. DOOR_EVICT: ask the scheduler, then answer().
+        DOOR_IN: it is in, in that class. DOOR_EVICT: ask the scheduler, then answer(). It and
         DOOR_WAIT: tend() tells, at the latest when `at_ns` has come. DOOR_FULL: no. DOOR_BROKEN:
         not before `at_ns`.
         """
@@ -179,7 +182,10 @@ cdef class Door:
         return verdict.say, verdict.user, verdict.level
 
     def tend(self, int64_t now_ns):
-        """What became of guests meanwhile: a list of (DOOR_IN or DOOR_FULL, user, class)."""
+        """What became of guests meanwhile: a list of (DoorSays, user, class).
+
+        DOOR_IN and DOOR_FULL are the last of a guest. DOOR_EVICT: ask the scheduler, it waits on.
+        """
         cdef Verdict verdict
         cdef list told = []
         while door_next(&self.door, now_ns, &verdict):
@@ -189,15 +195,16 @@ cdef class Door:
     def give_up(self, uint32_t guest):
         """A guest that was not told yet goes away. Raises IndexError if it is none."""
         cdef DoorState* d = &self.door
-        if guest >= d.capacity or d.guests[guest].state not in (GUEST_ASKS, GUEST_WAITS):
+        if guest >= d.capacity or not d.guests[guest].is_here:
             raise IndexError("no such guest")
         door_give_up(d, guest)
 
     # --- inside -------------------------------------------------------------------------
 
-    def submit(self, int64_t footprint_tokens):
+    def submit(self, uint32_t level, int64_t footprint_tokens):
         """One that came in is in the scheduler's hands."""
-        door_submit(&self.door, footprint_tokens)
+        self.check_level(level)
+        door_submit(&self.door, level, footprint_tokens)
 
     def start(self, uint32_t level):
         """It got a sequence."""

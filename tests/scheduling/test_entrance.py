@@ -159,41 +159,54 @@ def test_nobody_leaves_for_its_own_class_and_nobody_that_runs() -> None:
     play(scene)
 
 
-def test_one_whose_prompt_is_still_made_cannot_leave_so_the_better_one_waits_for_its_place() -> None:
+def test_one_whose_prompt_is_still_made_cannot_leave_before_it_is_submitted() -> None:
+    async def scene() -> None:
+        at = Scene(**{"queue.total": 1})
+        await at.fill([], VIP)
+        low, sink = at.request("low", NORMAL), Told()
+        assert await at.desk.enter(low, 0) is None
+        vip = await at.come("vip", VIP)
+        await at.turn()
+        assert not vip.done()
+        assert at.desk.entrance.figures()["levels"][VIP]["num_place_waiting"] == 1
+        at.desk.submit(low, Work(), sink, model=0)
+        await at.turn()
+        assert (await vip)[1] is None
+        assert sink.events == [("ended", "evicted"), "settled"]
+
+    play(scene)
+
+
+def test_one_whose_prompt_is_still_made_may_leave_its_place_to_who_waits() -> None:
     async def scene() -> None:
         at = Scene(**{"queue.total": 1})
         await at.fill([], VIP)
         preparing = at.request("p", NORMAL)
         assert await at.desk.enter(preparing, 0) is None
         vip = await at.come("vip", VIP)
-        await at.turn()
-        assert not vip.done()
-        assert at.desk.entrance.figures()["levels"][VIP]["num_place_waiting"] == 1
         at.desk.leave(preparing)
         assert (await vip)[1] is None
 
     play(scene)
 
 
-@pytest.mark.parametrize("is_answered", [False, True])
-def test_who_leaves_at_the_door_leaves_nothing_behind(is_answered: bool) -> None:
-    """While it waits for the scheduler's answer, and while it waits for a place."""
+@pytest.mark.parametrize("asks", [False, True])
+def test_who_leaves_at_the_door_leaves_nothing_behind(asks: bool) -> None:
+    """While it waits for a place, and while it waits for the scheduler's answer."""
 
     async def scene() -> None:
-        at = Scene(**{"queue.total": 1})
-        await at.fill([], VIP)
-        preparing = at.request("p", NORMAL)
-        assert await at.desk.enter(preparing, 0) is None
+        at = Scene(**{"queue.total": 1, "queue.evict": [asks]})
+        (low,) = await at.fill(["low"], BATCH)
         vip = await at.come("vip", VIP)
-        if is_answered:
-            await at.turn()
         vip.cancel()
         await asyncio.wait([vip])
         assert vip.cancelled()
         await at.turn()
-        at.desk.leave(preparing)
-        await at.end_one()
+        assert low.reason == ("evicted" if asks else None)
+        for _ in range(2):
+            await at.end_one()
         assert at.is_empty()
+        assert at.desk.entrance.figures()["num_asks"] == 0
 
     play(scene)
 
