@@ -128,8 +128,8 @@ class Door:
         evicts: Sequence[bool],
         place_waits_ns: Sequence[int],
         num_guests_max: int,
-        warn: int,
-        clear: int,
+        warns: Sequence[int],
+        clears: Sequence[int],
         full: int,
         open_ns: int,
         num_probes: int,
@@ -145,7 +145,7 @@ class Door:
     @property
     def load(self) -> float: ...
     def figures(self, now_ns: int) -> dict[str, Any]: ...
-    def changes(self) -> list[tuple[int | None, int]]: ...
+    def changes(self) -> list[tuple[str, int | None, int]]: ...
     def trip(self, num_classes: int, now_ns: int) -> None: ...
     def enter(
         self, level: int, now_ns: int, *, expire_ns: int = 0, user: int = 0

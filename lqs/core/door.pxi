@@ -32,7 +32,7 @@
 # The lowest class opens as soon as the queue is full, and one more for each further open_ns
 # of the same overload, but never the best. The overload is over when the warning is. A probe
 # is an arrival that goes on to 1; what it finds is how full the queue is then. The mark is
-# the warning's.
+# the warning's of the total; the classes have warnings of their own, and no part in this.
 #
 # Times come in as `now_ns` and never go back. Owner: one thread, the event loop.
 
@@ -70,6 +70,13 @@ cdef struct Guest:
 cdef struct GuestQueue:
     uint32_t head, tail
 
+# Up from the moment that so many wait until fewer than `clear_at` do.
+cdef struct Warned:
+    int64_t raise_at        # 0: never
+    int64_t clear_at
+    bint is_up
+    bint was_told           # what Door.changes() has told
+
 # One class: its rules, who counts against them, its breaker, what happened.
 cdef struct DoorLevel:
     int64_t cap
@@ -82,6 +89,7 @@ cdef struct DoorLevel:
     uint32_t num_here       # guests
     uint32_t num_taken      # places among the guests, of those gone as well
     GuestQueue waits
+    Warned warned
     uint32_t breaker
     uint32_t told_breaker   # what Door.changes() has told
     uint32_t num_good       # probes in a row that found the queue below the mark
@@ -100,18 +108,15 @@ cdef struct DoorState:
     uint32_t num_levels
     uint32_t num_probes
     int64_t total
-    # How many waiting raise the warning (0: never), clear it, open the breaker (0: never).
-    int64_t warn, clear, full
+    Warned warned
+    int64_t full            # so many waiting open the breaker; 0: never
     int64_t open_ns
     Seats seats             # as the owner last saw them
     int64_t num_pending
     int64_t num_running
     int64_t kv_tokens       # promised to the running, and wanted by those who wait
-    bint is_warned
-    bint told_warned
     bint is_overrun         # the queue was full, and the warning has not been cleared since
     int64_t overrun_ns      # since then
-    uint64_t num_warnings
     Guest* guests
     uint32_t num_guests_max     # of each class
     uint32_t capacity           # of `guests`
@@ -269,6 +274,15 @@ cdef inline int64_t num_stuck(const DoorState* d) noexcept nogil:
     return max(d.num_pending - num_startable(d), <int64_t> 0)
 
 
+# Of one class; the better ones start first.
+cdef int64_t num_stuck_of(const DoorState* d, uint32_t level) noexcept nogil:
+    cdef int64_t startable = num_startable(d)
+    cdef uint32_t better
+    for better in range(level):
+        startable -= d.levels[better].num_pending
+    return max(d.levels[level].num_pending - max(startable, <int64_t> 0), <int64_t> 0)
+
+
 cdef bint door_has_room(const DoorState* d, uint32_t level) noexcept nogil:
     cdef const DoorLevel* own = &d.levels[level]
     cdef int64_t free_level = own.cap - own.num_pending
@@ -295,8 +309,8 @@ cdef void breaker_open(DoorState* d, DoorLevel* own, int64_t now_ns) noexcept no
 
 # A probe that finds less than that has found room.
 cdef inline int64_t mark_of(const DoorState* d) noexcept nogil:
-    if d.warn:
-        return d.warn
+    if d.warned.raise_at:
+        return d.warned.raise_at
     return d.full if d.full else d.total
 
 
@@ -329,12 +343,20 @@ cdef void door_trip(DoorState* d, int64_t num_classes, int64_t now_ns) noexcept 
             breaker_open(d, own, now_ns)
 
 
+cdef inline void raise_warning(Warned* warned, int64_t stuck) noexcept nogil:
+    if warned.raise_at and stuck >= warned.raise_at:
+        warned.is_up = True
+
+
+cdef inline void clear_warning(Warned* warned, int64_t stuck) noexcept nogil:
+    if stuck < warned.clear_at:
+        warned.is_up = False
+
+
 # After anything that may have filled it.
 cdef void door_watch(DoorState* d, int64_t now_ns) noexcept nogil:
     cdef int64_t stuck = num_stuck(d)
-    if d.warn and stuck >= d.warn and not d.is_warned:
-        d.is_warned = True
-        d.num_warnings += 1
+    raise_warning(&d.warned, stuck)
     if d.full == 0 or stuck < d.full:
         return
     if not d.is_overrun:
@@ -345,8 +367,14 @@ cdef void door_watch(DoorState* d, int64_t now_ns) noexcept nogil:
 
 # After anything that may have emptied it.
 cdef void door_ease(DoorState* d) noexcept nogil:
-    if (d.is_warned or d.is_overrun) and num_stuck(d) < d.clear:
-        d.is_warned = d.is_overrun = False
+    cdef int64_t stuck = num_stuck(d)
+    cdef uint32_t level
+    clear_warning(&d.warned, stuck)
+    if stuck < d.warned.clear_at:
+        d.is_overrun = False
+    for level in range(d.num_levels):
+        if d.levels[level].warned.is_up:
+            clear_warning(&d.levels[level].warned, num_stuck_of(d, level))
 
 
 # --- arrivals ---------------------------------------------------------------------------
@@ -354,6 +382,7 @@ cdef void door_ease(DoorState* d) noexcept nogil:
 cdef void door_let_in(DoorState* d, uint32_t level, int64_t now_ns) noexcept nogil:
     d.levels[level].num_pending += 1
     d.num_pending += 1
+    raise_warning(&d.levels[level].warned, num_stuck_of(d, level))
     door_watch(d, now_ns)
 
 

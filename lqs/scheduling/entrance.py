@@ -17,6 +17,8 @@ from lqs.config import Config
 from lqs.request import NS_PER_S, Request
 from lqs.scheduling.core import set_rules
 
+OnChange = Callable[[str, int | None, int], None]
+
 
 class NoPlace(NamedTuple):
     """Why a request does not come in, as a refusal's code; and the time before which it will not, if there is one."""
@@ -36,7 +38,7 @@ class _Guest(NamedTuple):
 class Entrance:
     """Lets requests in, or has them wait at the door, by the rules of `door`.
 
-    `on_change` hears of the warning (None, whether it is up) and of breakers (class, state).
+    `on_change` hears of ("warning", class or None for all, whether it is up) and ("breaker", class, state).
     Bounds: the door's.
 
     Owner: the event loop.
@@ -47,7 +49,7 @@ class Entrance:
         scheduler: Scheduler,
         door: Door,
         *,
-        on_change: Callable[[int | None, int], None] = lambda level, state: None,
+        on_change: OnChange = lambda what, level, state: None,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._scheduler = scheduler
@@ -213,8 +215,8 @@ class Entrance:
             self._idle.set()
 
     def _tell_changes(self) -> None:
-        for level, state in self._door.changes():
-            self._on_change(level, state)
+        for change in self._door.changes():
+            self._on_change(*change)
 
     def _set_timer(self) -> None:
         """Come back when the next wait is over."""

@@ -37,8 +37,8 @@ class Door:
     evicts: list
     place_waits_ns: list
     num_guests_max: int
-    warn: int
-    clear: int
+    warns: list
+    clears: list
     full: int
     open_ns: int
     num_probes: int
@@ -46,7 +46,6 @@ class Door:
     kv_tokens: int = 0
     wanted: int = 0
     num_running: int = 0
-    is_warned: bool = False
     full_since: int | None = None
     guests: list = field(default_factory=list)  # In order of arrival.
     asks: list = field(default_factory=list)  # Guests, here or gone, in the order in which they asked.
@@ -54,6 +53,7 @@ class Door:
     def __post_init__(self):
         self.pending = [0] * len(self.caps)
         self.submitted = [0] * len(self.caps)
+        self.warned = [False] * (len(self.caps) + 1)
         self.breakers = [Breaker() for _ in self.caps]
 
     # How full it is.
@@ -63,6 +63,10 @@ class Door:
 
     def stuck(self):
         return max(sum(self.pending) - self.startable(), 0)
+
+    def stuck_of(self, level):
+        at_once = max(self.startable() - sum(self.pending[:level]), 0)
+        return max(self.pending[level] - at_once, 0)
 
     def has_room(self, level):
         at_once = max(self.startable() - sum(self.pending[:level]), 0)
@@ -81,8 +85,7 @@ class Door:
     # Warning and breakers.
 
     def watch(self, now_ns):
-        if self.warn and self.stuck() >= self.warn:
-            self.is_warned = True
+        self.warned[-1] |= 0 < self.warns[-1] <= self.stuck()
         if not self.full or self.stuck() < self.full:
             return
         if self.full_since is None:
@@ -96,8 +99,10 @@ class Door:
                 breaker.state, breaker.until_ns = OPEN, now_ns + self.open_ns
 
     def ease(self):
-        if self.stuck() < self.clear:
-            self.is_warned, self.full_since = False, None
+        for level in range(len(self.caps)):
+            self.warned[level] &= self.stuck_of(level) >= self.clears[level]
+        if self.stuck() < self.clears[-1]:
+            self.warned[-1], self.full_since = False, None
 
     def breaker_holds(self, level, now_ns):
         breaker = self.breakers[level]
@@ -107,7 +112,7 @@ class Door:
             if now_ns < breaker.until_ns:
                 return True
             breaker.state, breaker.num_good = HALF_OPEN, 0
-        if self.stuck() >= (self.warn or self.full or self.total):
+        if self.stuck() >= (self.warns[-1] or self.full or self.total):
             breaker.state, breaker.until_ns = OPEN, now_ns + self.open_ns
         else:
             breaker.num_good += 1
@@ -119,6 +124,7 @@ class Door:
 
     def let_in(self, level, now_ns):
         self.pending[level] += 1
+        self.warned[level] |= 0 < self.warns[level] <= self.stuck_of(level)
         self.watch(now_ns)
 
     def enter(self, level, now_ns, expire_ns, user):

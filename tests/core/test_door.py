@@ -17,7 +17,7 @@ def make(caps, total, *, num_sequences=0, kv_tokens=1000, **rules):
     return door
 
 
-def set_rules(door, caps, total, **rules):
+def set_rules(door, caps, total, warn=0, clear=1, **rules):
     num = len(caps)
     door.set_rules(
         **{
@@ -27,8 +27,8 @@ def set_rules(door, caps, total, **rules):
             "evicts": [False] * num,
             "place_waits_ns": [0] * num,
             "num_guests_max": 16,
-            "warn": 0,
-            "clear": 1,
+            "warns": [0] * num + [warn],
+            "clears": [1] * num + [clear],
             "full": 0,
             "open_ns": 5 * S,
             "num_probes": 3,
@@ -302,7 +302,7 @@ def test_24_of_30_warn_and_the_warning_does_not_flicker():
     assert let_in(door, 1, 23) == 23
     assert door.changes() == []
     assert let_in(door, 1, 1) == 1
-    assert door.changes() == [(None, 1)]
+    assert door.changes() == [("warning", None, 1)]
     for _ in range(3):
         door.leave(1)
         assert door.changes() == []
@@ -310,7 +310,22 @@ def test_24_of_30_warn_and_the_warning_does_not_flicker():
     assert door.changes() == []
     for _ in range(4):
         door.leave(1)
-    assert (door.changes(), door.figures(0)["num_warnings"]) == ([(None, 0)], 1)
+    assert door.changes() == [("warning", None, 0)]
+
+
+def test_a_class_that_is_nearly_full_by_itself_has_a_warning_of_its_own():
+    """And no breaker opens for it: the others have room."""
+    door = make([10, 10], 100, num_sequences=1, warns=[8, 8, 80], clears=[7, 7, 70], full=100)
+    assert let_in(door, 0, 1) == 1
+    # The free sequence is the better class's.
+    assert let_in(door, 1, 8) == 8
+    assert door.changes() == [("warning", 1, 1)]
+    assert breakers(door) == [0, 0]
+    door.leave(0)
+    # Now it is theirs, so 7 are left without one.
+    assert door.changes() == []
+    door.leave(1)
+    assert door.changes() == [("warning", 1, 0)]
 
 
 def test_who_starts_at_once_does_not_fill_the_queue():
@@ -405,7 +420,7 @@ def test_the_load_is_the_larger_of_kv_and_queue():
 
 
 def test_what_makes_no_sense_is_an_error():
-    for rules in ({"caps": [1, 1]}, {"total": -1}, {"open_ns": 0}, {"num_probes": 0}, {"warn": -1}):
+    for rules in ({"caps": [1, 1]}, {"total": -1}, {"open_ns": 0}, {"num_probes": 0}, {"warn": -1}, {"warns": [1]}):
         with pytest.raises(ValueError, match=r"."):
             set_rules(Door(1), rules.pop("caps", [1]), rules.pop("total", 1), **rules)
     with pytest.raises(ValueError, match="levels"):

@@ -30,12 +30,12 @@ class Scene:
         self.core = make_scheduler(self.config, [1.0, 1.0])
         self.core.add_device_slot(kv_tokens=1000, num_sequences=1)
         self.now_ns = 0
-        self.changes: list[tuple[int | None, int]] = []
+        self.changes: list[tuple[str, int | None, int]] = []
         self.desk = Desk(
             self.core,
             Told(),
             door=make_door(self.config),
-            on_door=lambda level, state: self.changes.append((level, state)),
+            on_door=lambda *change: self.changes.append(change),
             now_ns=lambda: self.now_ns,
         )
 
@@ -310,17 +310,19 @@ def test_the_breaker_is_told_of_with_the_time_of_its_end() -> None:
     async def scene() -> None:
         at = Scene(**{"queue.total": 10})
         await at.fill("abcdefgh", NORMAL)
-        assert at.changes == [(None, 1)]
+        assert at.changes == [("warning", None, 1)]
         await at.fill("ij", NORMAL)
-        assert at.changes[1:] == [(BATCH, Breaker.BREAKER_OPEN)]
+        assert at.changes[1:] == [("breaker", BATCH, Breaker.BREAKER_OPEN)]
         at.now_ns = 2 * S
         assert (await (await at.come("k", BATCH)))[1] == NoPlace("breaker_open", 5 * S)
         at.now_ns = 5 * S
         for _ in range(6):
             await at.end_one()
-        assert at.changes[2:] == [(None, 0)]
+        assert at.changes[2:] == [("warning", None, 0)]
         await at.fill("lmn", BATCH)
-        assert at.changes[3:] == [(BATCH, Breaker.BREAKER_HALF_OPEN), (BATCH, Breaker.BREAKER_CLOSED)]
+        assert at.changes[3:] == [
+            ("breaker", BATCH, state) for state in (Breaker.BREAKER_HALF_OPEN, Breaker.BREAKER_CLOSED)
+        ]
 
     play(scene)
 
