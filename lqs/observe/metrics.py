@@ -91,8 +91,7 @@ class Metrics(Counts):
         """All families. Called by the registry."""
         core, workers = self._core(), self._workers()
         yield from self._queue_families(core)
-        door = self._door()
-        yield from self._door_families(door)
+        yield from self._door_families(door := self._door())
         yield from self._device_families(core["slots"], workers)
         yield from self._token_families(workers.values())
         yield from self._histograms()
@@ -125,7 +124,8 @@ class Metrics(Counts):
         for name, doc, key in tables.DOOR_COUNTERS:
             yield _counters(name, doc, "level", self._by_level(door["levels"], key))
         yield GaugeMetricFamily("lqs_queue_total_places", "Places, all classes.", value=door["total"])
-        yield GaugeMetricFamily("lqs_queue_warning", "1 while the queue is nearly full.", value=door["is_warned"])
+        warned = {"all": door["is_warned"], **self._by_level(door["levels"], "is_warned")}
+        yield _gauges("lqs_queue_warning", "1 while a class, or all together, is nearly full.", "level", warned)
         yield GaugeMetricFamily("lqs_load", "How much is taken of KV or queue; 1 is all.", value=door["load"])
 
     def _by_level(self, levels: Iterable[Mapping[str, Any]], key: str) -> dict[str, float]:

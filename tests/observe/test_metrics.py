@@ -227,7 +227,7 @@ def test_what_happens_at_the_door_is_shown_by_class() -> None:
         1,
         1,
     )
-    assert (seen["lqs_queue_warning",], seen["lqs_load",]) == (1, 1)
+    assert (seen["lqs_queue_warning", "all"], seen["lqs_queue_warning", "critical"], seen["lqs_load",]) == (1, 1, 1)
     assert (seen["lqs_bound_used", "place_waiters"], seen["lqs_bound_limit", "place_waiters"]) == (1, 320)
     board.now_ns = 5 * S
     assert board.read()["lqs_breaker_state", "background"] == 1
