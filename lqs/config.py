@@ -116,7 +116,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             pattern="^(expected|guaranteed)$",
         ),
     ] = "expected"
-    kv_block_tokens: Annotated[int, _key("A promise grows by so much at once.", "tokens", ge=8, le=65_536)] = 64
+    kv_block_tokens: Annotated[int, _key("A promise grows by so much at once.", "tokens", ge=8, le=65_536)] = 32
     swap_mb: Annotated[
         int,
         _key(

@@ -29,7 +29,8 @@ from lqs.engine.store import DEFAULT_MODEL, Store, store_folder
 NUM_SWAPPED_TOKENS = 256
 SWAP_SHARE_MAX = 0.01
 KV_USE_MIN = 0.9
-NUM_WORDS, MAX_TOKENS = 12, 600
+NUM_WORDS, MAX_TOKENS = 3, 400
+STREAM_TOKENS = 75  # What a stream comes to on average, prompt and answer.
 SAMPLE_S = 0.1
 
 
@@ -101,7 +102,7 @@ async def load(live: Live, num_streams: int, num_requests: int) -> Load:
             "POST",
             "/v1/chat/completions",
             {
-                "messages": [{"role": "user", "content": "Tell a short story with: " + prompts.next()}],
+                "messages": [{"role": "user", "content": "Say in one short sentence what this is: " + prompts.next()}],
                 "max_tokens": MAX_TOKENS,
                 "temperature": 0.9,
                 "seed": i,
@@ -152,8 +153,7 @@ def kv_mode(mode: str) -> Iterator[None]:
 async def load_rows(model: Path, threads: int, ctx: int, num_requests: int) -> list[Row]:
     """Both ways of promising under the same load."""
     runs: dict[str, Load] = {}
-    # Each answer comes to some 130 tokens with its prompt.
-    num_streams = max(2 * ctx // 130, 2)
+    num_streams = max(2 * ctx // STREAM_TOKENS, 2)
     for mode in ("guaranteed", "expected"):
         with kv_mode(mode):
             async with running(lqs_from_here(), Setup(model, threads, num_streams, ctx)) as live:

@@ -84,7 +84,7 @@ def test_what_a_request_without_max_tokens_costs_is_told(
 def test_how_kv_is_promised_is_told(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", model, "--ctx", "8192"]) == 0
     text = capsys.readouterr().out
-    assert "promised   as answers come out, in blocks of 64 tokens; 256 MB to swap" in text
+    assert "promised   as answers come out, in blocks of 32 tokens; 256 MB to swap" in text
     assert "without max_tokens" not in text
 
 
