@@ -24,6 +24,7 @@ from posix.unistd cimport close, read
 include "core/rings.pxi"
 include "core/backlog.pxi"
 include "core/ledger.pxi"
+include "core/queues.pxi"
 include "core/round.pxi"
 include "core/faces.pxi"
 include "core/scheduler.pxi"

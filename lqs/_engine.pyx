@@ -29,6 +29,7 @@ from lqs._core cimport (
     SchedulerState,
     Work,
     announce,
+    bump,
     emit_output,
     entry_of,
     finish_request,
@@ -159,6 +160,7 @@ cdef struct WorkerStats:
     uint64_t num_failed_decodes
     uint64_t num_kv_failures
     uint64_t cells_used
+    uint64_t cells_garbage  # dropped and not free yet
     uint64_t num_active
     uint64_t threads
 

@@ -6,17 +6,15 @@ Plain data; `lqs.settings` reads and checks it.
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
+from lqs.protection import AlertsConfig, DegradeConfig
+from lqs.setting import key as _key
+
 CTX_MIN = 256  # llama.cpp makes no smaller context.
-
-
-def _key(doc: str, unit: str = "", **bound: Any) -> Meta:
-    """Describe a key: what it does, in which unit, within which bound."""
-    return Meta(description=doc, extra={"unit": unit}, **bound)
 
 
 class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,6 +71,9 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 0
     chat_template: Annotated[str, _key("File with a Jinja template; empty: the model's own.")] = ""
+    fallback: Annotated[
+        str, _key("Smaller model beside it that answers when waits are long: file or name; empty: none.")
+    ] = ""
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -211,6 +212,13 @@ class TierConfig(Struct, frozen=True, forbid_unknown_fields=True):
     level: Annotated[int, _key("Class of its requests by default; 0 is the most urgent.", ge=0, le=7)]
     best: Annotated[int, _key("Best class it may ask for; absent: its own.", ge=0, le=7)] | None = None
     weight: Annotated[float, _key("Share of a key inside its class.", gt=0, le=1000)] = 1.0
+    degrade: Annotated[
+        str,
+        _key(
+            "May the fallback model answer: never, ask (if the request allows it), allow (unless it forbids it).",
+            pattern="^(never|ask|allow)$",
+        ),
+    ] = "ask"
 
     @property
     def best_level(self) -> int:
@@ -249,8 +257,8 @@ def _default_tiers() -> dict[str, TierConfig]:
     return {
         "vip": TierConfig(level=0),
         "normal": TierConfig(level=2),
-        "free": TierConfig(level=3),
-        "batch": TierConfig(level=4),
+        "free": TierConfig(level=3, degrade="allow"),
+        "batch": TierConfig(level=4, degrade="allow"),
     }
 
 
@@ -264,6 +272,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     tiers: dict[str, TierConfig] = msgspec.field(default_factory=_default_tiers)
     keys: KeysConfig = KeysConfig()
     prompts: PromptsConfig = PromptsConfig()
+    degrade: DegradeConfig = DegradeConfig()
+    alerts: AlertsConfig = AlertsConfig()
     log: LogConfig = LogConfig()
 
     @property
@@ -271,6 +281,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         """The cap of each class, in the order of `queue.levels`."""
         caps = self.queue.caps
         return caps * len(self.queue.levels) if len(caps) == 1 else caps
+
+    @property
+    def num_models(self) -> int:
+        """The model, and its fallback if there is one."""
+        return 1 + bool(self.model.fallback)
 
 
 def is_loopback(host: str) -> bool:

@@ -29,7 +29,7 @@ _NOT_SETTINGS = re.compile(
     r"|LQS_SERVICE_(HOST|PORT)|LQS_PORT_\d|LQS_PORT=\w+://"
 )
 # Settings that name a file; in the TOML file they are seen from its folder.
-_FILES = (("model", "path"), ("model", "chat_template"), ("keys", "file"))
+_FILES = (("model", "path"), ("model", "chat_template"), ("model", "fallback"), ("keys", "file"))
 
 
 class Setting(NamedTuple):
@@ -199,7 +199,7 @@ def _tiers(config: Config, *, is_named: bool) -> dict[str, TierConfig]:
     Where there are fewer classes than usual, a usual tier stands in the last.
     """
     last = len(config.queue.levels) - 1
-    usual = {name: TierConfig(level=min(tier.level, last)) for name, tier in Config().tiers.items()}
+    usual = {name: msgspec.structs.replace(tier, level=min(tier.level, last)) for name, tier in Config().tiers.items()}
     return usual | config.tiers if is_named else usual
 
 
@@ -260,7 +260,7 @@ def _check_together(config: Config) -> None:
             f"queue.caps: give one number, or one for each of the {num_levels} classes.",
         ),
         (
-            queue.total + len(engine.devices) * engine.parallel <= queue.table_capacity,
+            queue.total + config.num_models * len(engine.devices) * engine.parallel <= queue.table_capacity,
             "queue.table_capacity: must hold queue.total and every sequence of every device slot.",
         ),
         (

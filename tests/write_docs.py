@@ -13,7 +13,7 @@ from lqs.settings import Setting, settings
 
 REPOSITORY = Path(__file__).parents[1]
 PAGE = REPOSITORY / "docs" / "operating.md"
-METRICS = REPOSITORY / "lqs" / "observe" / "metrics.py"
+METRICS = [REPOSITORY / "lqs" / "observe" / name for name in ("metrics.py", "families.py")]
 
 
 def settings_table() -> Iterator[str]:
@@ -37,9 +37,10 @@ def _default(setting: Setting) -> str:
 
 
 def metrics_table() -> Iterator[str]:
-    """Every series by name, as metrics.py pairs names with sentences."""
+    """Every series by name, as the sources pair names with sentences."""
     yield "\n| metric | what |\n|---|---|"
-    pairs = re.findall(r'"((?:vllm:|lqs_)\w+)",\s+"([^"]+)"', METRICS.read_text())
+    sources = "".join(path.read_text() for path in METRICS)
+    pairs = re.findall(r'"((?:vllm:|lqs_)\w+)",\s+"([^"]+)"', sources)
     yield from (f"| `{name}` | {what} |" for name, what in sorted(pairs))
 
 

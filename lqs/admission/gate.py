@@ -15,9 +15,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from lqs.admission.classes import Classes
+from lqs.admission.degrade import Degrader
 from lqs.admission.prompts import Prompts
 from lqs.config import Config
-from lqs.errors import RETRY_AFTER_S_MAX, RETRY_AFTER_S_MIN, NotFound, RequestRefused
+from lqs.errors import (
+    RETRY_AFTER_S_MAX,
+    RETRY_AFTER_S_MIN,
+    BadRequest,
+    NotFound,
+    PromptTooLong,
+    RequestRefused,
+)
 from lqs.request import NS_PER_S, PromptSource, Request, RequestState, Sink
 from lqs.scheduling.desk import Desk
 
@@ -53,6 +61,7 @@ class Gate:
         self._models = models
         self._prompts = prompts
         self._classes = Classes(config.queue)
+        self.degrader = Degrader(config, desk=desk, models=models)
         self._rng = rng or random.Random()
         self._drained_at_ns: int | None = None
         self._is_shut = False
@@ -64,7 +73,7 @@ class Gate:
         """
         served = self.enter(request, time.monotonic_ns())
         try:
-            work = await self._prepare(request, source, served)
+            work, served = await self._work(request, source, served)
             self._classes.assign_lane(request)
             if self._is_shut:
                 raise self._draining(request, time.monotonic_ns())
@@ -81,12 +90,13 @@ class Gate:
         served = self._open(request, now_ns)
         self._classes.assign(request)
         self._set_limits(request)
+        request.model_index = served.index
         if not self._desk.try_enter(request):
             raise self._refusal(
                 request,
                 "queue_full",
                 f"The queue is full for class {self._config.queue.levels[request.level]}.",
-                self._desk.retry_after_s(request.level, now_ns),
+                self._desk.retry_after_s(request),
             )
         return served
 
@@ -102,6 +112,7 @@ class Gate:
         """Take over new limits; requests that are in keep theirs."""
         self._config = config
         self._classes = Classes(config.queue)
+        self.degrader.reload(config)
 
     def closed_reason(self) -> str | None:
         """Why nobody can come in just now, as a refusal's code; None when the server is ready."""
@@ -141,11 +152,25 @@ class Gate:
             )
         if served.is_loading:
             wait_s = served.load_time_left_s(now_ns)
-            raise self._refusal(request, "model_loading", "The model is loading.", wait_s)
+            raise self._refusal(request, "model_loading", "The model is loading.", self._spread(wait_s))
         if not served.has_healthy_device:
             message = "No device can serve the model just now."
-            raise self._refusal(request, "no_device", message, _NO_DEVICE_RETRY_S)
+            raise self._refusal(request, "no_device", message, self._spread(_NO_DEVICE_RETRY_S))
         return served
+
+    async def _work(self, request: Request, source: PromptSource, served: Served) -> tuple[Work, Served]:
+        """The prompt for whoever is to answer, the model that was asked for or its fallback."""
+        instead = self.degrader.choose(request, source, served)
+        if instead is not None:
+            try:
+                work = await self._prepare(request, *instead)
+            except (BadRequest, PromptTooLong):
+                # The fallback cannot; the asked model may be able to.
+                pass
+            else:
+                request.degraded_from, request.model = served.name, instead[1].name
+                return work, instead[1]
+        return await self._prepare(request, source, served), served
 
     async def _prepare(self, request: Request, source: PromptSource, served: Served) -> Work:
         """The prompt, made while the request's time in the queue already counts."""
@@ -154,7 +179,7 @@ class Gate:
             async with asyncio.timeout(left_s):
                 return await self._prompts.prepare(request, source, served)
         except TimeoutError:
-            wait_s = self._desk.retry_after_s(request.level, time.monotonic_ns())
+            wait_s = self._desk.retry_after_s(request)
             message = "Its prompt was not prepared in time; nothing was computed."
             raise self._refusal(request, "queue_timeout", message, wait_s) from None
 
@@ -169,9 +194,13 @@ class Gate:
     def _draining(self, request: Request, now_ns: int) -> RequestRefused:
         begun_ns = now_ns if self._drained_at_ns is None else self._drained_at_ns
         left_s = self._config.server.drain_s - (now_ns - begun_ns) / NS_PER_S
-        return self._refusal(request, "draining", "The server is shutting down.", left_s)
+        return self._refusal(request, "draining", "The server is shutting down.", self._spread(left_s))
 
     def _refusal(self, request: Request, reason: str, message: str, wait_s: float) -> RequestRefused:
         request.state, request.reason = RequestState.REFUSED, reason
+        return RequestRefused(reason, message, retry_after_s=wait_s)
+
+    def _spread(self, wait_s: float) -> float:
+        """A time at which nobody was promised anything, drawn out so that not all return at once."""
         bounded_s = min(max(wait_s, RETRY_AFTER_S_MIN), RETRY_AFTER_S_MAX / _SPREAD)
-        return RequestRefused(reason, message, retry_after_s=bounded_s * self._rng.uniform(1.0, _SPREAD))
+        return bounded_s * self._rng.uniform(1.0, _SPREAD)

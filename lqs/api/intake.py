@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lqs.engine.slots import Models, Served
 
 MODEL_CHARS_SHOWN = 100
+RETRY_COUNT_DIGITS_MAX = 4
 
 
 async def read_body(receive: Receive) -> bytes:
@@ -62,4 +63,14 @@ def request_of(scope: Scope, body: ChatBody | CompletionBody, sampling: Sampling
         timeout_s=body.timeout,
         queue_timeout_s=body.queue_timeout,
         is_stream=bool(body.stream),
+        retry_count=_retry_count(scope),
+        allow_degrade=body.allow_degrade,
     )
+
+
+def _retry_count(scope: Scope) -> int | None:
+    """Tries before this one, as the official SDKs count them; None for other clients."""
+    for name, value in scope["headers"]:
+        if name == b"x-stainless-retry-count" and value.isdigit() and len(value) <= RETRY_COUNT_DIGITS_MAX:
+            return int(value)
+    return None

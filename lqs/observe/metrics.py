@@ -20,7 +20,11 @@ from prometheus_client.core import (
 )
 
 from lqs.config import Config
+from lqs.observe.alerts import Alerts
 from lqs.observe.counts import Counts
+from lqs.observe.families import Promised, alert_families, foretold_families, queue_families, round_families
+from lqs.observe.families import counters as _counters
+from lqs.observe.families import gauges as _gauges
 from lqs.request import NS_PER_S, Lane
 
 _LANES = tuple(lane.name.lower() for lane in Lane)
@@ -58,6 +62,11 @@ _DEVICE_GAUGES = (
     ("lqs_device_healthy", "1 if it works.", "is_healthy"),
     ("lqs_device_threads", "Threads that compute just now.", "threads"),
     ("lqs_device_kv_cells", "KV cells that hold a token.", "cells_used"),
+    (
+        "lqs_device_kv_garbage",
+        "KV cells that hold a token of nobody, until the rest is laid out anew.",
+        "cells_garbage",
+    ),
     ("lqs_device_cached_sequences", "Finished sequences kept as prefix cache.", "num_cached_sequences"),
 )
 _DEVICE_COUNTERS = (
@@ -89,7 +98,8 @@ class Metrics(Counts):
     """Shows what the loop has counted, and what core and workers publish.
 
     `core` reads the scheduler's snapshot, `workers` those of the device slots by name, `bounds`
-    by name how much of each further bound is used and what it is.
+    by name how much of each further bound is used and what it is, `alerts` the rules, `promised` what
+    the refused were told, `rounds` how long the scheduler's rounds took.
 
     Owner: the event loop.
     """
@@ -103,6 +113,9 @@ class Metrics(Counts):
         workers: Callable[[], Mapping[str, Mapping[str, Any]]],
         closed_reason: Callable[[], str | None],
         bounds: Callable[[], Mapping[str, tuple[int, int]]] = dict,
+        alerts: Callable[[], Alerts | None] = lambda: None,
+        promised: Promised | None = None,
+        rounds: Snapshot = dict,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         super().__init__(len(config.queue.levels), len(_LANES), now_ns)
@@ -113,6 +126,9 @@ class Metrics(Counts):
         self._workers = workers
         self._closed_reason = closed_reason
         self._bounds = bounds
+        self._alerts = alerts
+        self._promised = promised
+        self._rounds = rounds
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -132,6 +148,10 @@ class Metrics(Counts):
         yield from self._token_families(workers.values())
         yield from self._histograms()
         yield from self._bound_families(core)
+        yield from queue_families(core["queues"], _LANES, self._levels)
+        yield from foretold_families(self, self._promised, self._levels)
+        yield from round_families(self._rounds())
+        yield from alert_families(self._alerts())
 
     def _queue_families(self, core: Mapping[str, Any]) -> Iterator[Metric]:
         levels, lanes = core["levels"], core["lanes"]
@@ -153,6 +173,8 @@ class Metrics(Counts):
         )
         yield GaugeMetricFamily("lqs_ready", "1 while requests are let in.", value=self._closed_reason() is None)
         yield _counters("lqs_refusals", "Requests refused.", "reason", self.refused_by_reason)
+        yield CounterMetricFamily("lqs_refusals_too_many", "Refusals with status 429.", value=self.num_too_many)
+        yield CounterMetricFamily("lqs_degraded", "Requests that the fallback model answered.", value=self.num_degraded)
 
     def _by_level(self, levels: Iterable[Mapping[str, Any]], key: str) -> dict[str, float]:
         return {level: seen[key] for level, seen in zip(self._levels, levels, strict=True)}
@@ -258,17 +280,3 @@ class Metrics(Counts):
         family = CounterMetricFamily(name, doc, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), value)
         return family
-
-
-def _gauges(name: str, doc: str, label: str, values: Mapping[str, float]) -> Metric:
-    return _filled(GaugeMetricFamily(name, doc, labels=[label]), values)
-
-
-def _counters(name: str, doc: str, label: str, values: Mapping[str, float]) -> Metric:
-    return _filled(CounterMetricFamily(name, doc, labels=[label]), values)
-
-
-def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[str, float]) -> Metric:
-    for value, count in values.items():
-        family.add_metric([value], count)
-    return family

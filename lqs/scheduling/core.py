@@ -14,7 +14,7 @@ def make_scheduler(config: Config, key_weights: list[float]) -> Scheduler:
     that only pass through too; `Places` has the exact count.
     """
     queue = config.queue
-    num_sequences = len(config.engine.devices) * config.engine.parallel
+    num_sequences = config.num_models * len(config.engine.devices) * config.engine.parallel
     return Scheduler(
         table_capacity=queue.table_capacity,
         level_caps=[cap + num_sequences for cap in config.level_caps],

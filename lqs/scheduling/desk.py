@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -27,12 +26,11 @@ from lqs._core import (
     TableFull,
     Work,
 )
-from lqs.errors import RETRY_AFTER_S_MAX, RequestRefused
-from lqs.request import NS_PER_S, Outcome, Request, RequestState, Sink
+from lqs.errors import RequestRefused
+from lqs.request import Outcome, Request, RequestState, Sink
+from lqs.scheduling.outlook import Outlook
 from lqs.scheduling.places import Places, living_seats
 
-# Nothing has started yet, so nothing is known about how fast places come free.
-_UNKNOWN_WAIT_S = 5.0
 _ENDED = {EV_EXPIRED: "expired", EV_CANCELLED: "cancelled", EV_NO_DEVICE: "no_device"}
 # What a client is told of those that it did not ask for.
 _REASONS = {"expired": "queue_timeout", "no_device": "no_device"}
@@ -42,6 +40,7 @@ class Observer(Protocol):
     """Who counts what happens; all calls come from the event loop."""
 
     def started(self, request: Request, queue_ns: int) -> None: ...
+    def foretold(self, expected_ns: int, queue_ns: int) -> None: ...
     def output(self, request: Request, num_tokens: int) -> None: ...
     def finished(self, request: Request, outcome: Outcome) -> None: ...
     def ended(self, request: Request, reason: str) -> None: ...
@@ -61,6 +60,7 @@ class Ticket:
 
     request: Request
     sink: Sink
+    expected_ns: int | None = None  # From arrival to start, as it looked when it came to wait.
     has_started: bool = False
 
 
@@ -80,6 +80,7 @@ class Desk:
         *,
         level_caps: Sequence[int],
         total_cap: int,
+        outlook: Outlook,
         body: Body | None = None,
     ) -> None:
         self.scheduler = scheduler
@@ -87,8 +88,7 @@ class Desk:
         self._body = body
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        # When the next place of each class is spoken for, in the eyes of those refused so far.
-        self._next_place_ns = [0] * len(level_caps)
+        self.outlook = outlook
         self._places = Places(level_caps, total_cap, lambda: living_seats(scheduler.snapshot()))
         self._live: set[Ticket] = set()
         self._idle = asyncio.Event()
@@ -116,9 +116,14 @@ class Desk:
         return not self._thread.is_alive()
 
     def try_enter(self, request: Request) -> bool:
-        """Take a place in the request's class, if there is one or it can start at once."""
-        if not self._places.has_room(request.level) or not self.scheduler.try_enter(request.level):
+        """Take a place in the request's class, if there is one or it can start at once.
+
+        Who was promised a place and comes for it may have those that are held against newcomers.
+        """
+        has_room = self._places.has_room(request.level, self.outlook.num_held(request))
+        if not has_room or not self.scheduler.try_enter(request.level):
             return False
+        self.outlook.entered(request)
         request.holds_permit = True
         self._places.enter(request.level)
         self._idle.clear()
@@ -129,6 +134,7 @@ class Desk:
         if request.holds_permit:
             request.holds_permit = False
             self._places.leave(request.level)
+            self.outlook.left(request)
             self.scheduler.leave(request.level)
             self._check_idle()
 
@@ -163,10 +169,12 @@ class Desk:
             self._places.leave(request.level)
             self._check_idle()
             request.state, request.reason = RequestState.REFUSED, "queue_full"
-            wait_s = self.retry_after_s(request.level, time.monotonic_ns())
+            wait_s = self.retry_after_s(request)
             message = "The server holds as many requests as it can."
             raise RequestRefused("queue_full", message, retry_after_s=wait_s) from None
         self._places.submit(request)
+        request.model_index = model
+        ticket.expected_ns = self.outlook.submitted(request)
         self._live.add(ticket)
 
     def cancel(self, request: Request) -> None:
@@ -202,28 +210,17 @@ class Desk:
         return self._places.num_inside
 
     def position(self, request: Request) -> int | None:
-        """Its place in the queue, from 1, estimated; None when it does not wait."""
+        """Its place in its lane, from 1, estimated; None when it does not wait."""
         return None if request.handle is None else self.scheduler.position(request.handle)
 
     def eta_s(self, request: Request) -> float | None:
         """Seconds until it starts, estimated; None when it does not wait or nothing is known."""
         position = self.position(request)
-        rate = self.scheduler.drain_rate(request.level)
-        return position / rate if position is not None and rate > 0 else None
+        return None if position is None else self.outlook.eta_s(request, position)
 
-    def retry_after_s(self, level: int, now_ns: int) -> float:
-        """Seconds until there is a place for one more who was refused.
-
-        Those refused before come back too: each is told the next place that nobody was told of,
-        one per start of the class. That also spreads their return.
-        """
-        rate = self.scheduler.drain_rate(level)
-        if rate <= 0:
-            return _UNKNOWN_WAIT_S
-        latest_ns = now_ns + int(RETRY_AFTER_S_MAX * NS_PER_S)
-        place_ns = max(now_ns, self._next_place_ns[level]) + int(NS_PER_S / rate)
-        self._next_place_ns[level] = min(place_ns, latest_ns)
-        return (self._next_place_ns[level] - now_ns) / NS_PER_S
+    def retry_after_s(self, request: Request) -> float:
+        """Seconds until there is a place for the request, who was refused; it is promised that place."""
+        return self.outlook.retry_after_s(request, num_free=max(self._places.num_free(request.level), 0))
 
     def drain_events(self) -> None:
         """Give every event that is there to the request it is about.
@@ -240,16 +237,15 @@ class Desk:
     def _deliver(self, kind: int, ticket: Ticket, rest: list[Any]) -> None:
         request, sink = ticket.request, ticket.sink
         if kind == EV_OUTPUT:
+            self.outlook.output(request, rest[1])
             self._observer.output(request, rest[1])
             sink.output(*rest)
         elif kind == EV_STARTED:
-            request.state = RequestState.RUNNING
-            ticket.has_started = True
-            self._places.start(request.level)
-            self._observer.started(request, rest[0])
+            self._start(ticket, rest[0])
             sink.started(rest[0])
         elif kind == EV_FINISHED:
             request.state = RequestState.FINISHED
+            self.outlook.finished(request, rest[0])
             self._observer.finished(request, rest[0])
             sink.finished(rest[0])
         elif kind == EV_SETTLED:
@@ -257,12 +253,24 @@ class Desk:
         else:
             self._end(ticket, _ENDED[kind])
 
+    def _start(self, ticket: Ticket, queue_ns: int) -> None:
+        """It left the queue for a device slot."""
+        request = ticket.request
+        request.state = RequestState.RUNNING
+        ticket.has_started = True
+        self._places.start(request.level)
+        self.outlook.started(request, queue_ns)
+        self._observer.started(request, queue_ns)
+        if ticket.expected_ns is not None:
+            self._observer.foretold(ticket.expected_ns, queue_ns)
+
     def _end(self, ticket: Ticket, reason: str) -> None:
         """It left the queue and never ran."""
         request = ticket.request
         is_cancelled = reason == "cancelled"
         request.reason = request.reason or _REASONS.get(reason)
         request.state = RequestState.CANCELLED if is_cancelled else RequestState.REFUSED
+        self.outlook.ended(request)
         self._observer.ended(request, reason)
         ticket.sink.ended(reason)
 

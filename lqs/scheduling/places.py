@@ -49,11 +49,18 @@ class Places:
         """All that entered and are not gone."""
         return sum(self._num_pending) + self._num_running
 
-    def has_room(self, level: int) -> bool:
-        """Whether one more may enter."""
+    def num_free(self, level: int) -> int:
+        """Places to wait that are free for the class."""
+        return min(self._level_caps[level] - self._num_pending[level], self._total_cap - sum(self._num_pending))
+
+    def has_room(self, level: int, num_held: int = 0) -> bool:
+        """Whether one more may enter, beside so many places that are held for others.
+
+        Nothing is held against one that can start at once.
+        """
         num_pending = sum(self._num_pending)
-        free_level = self._level_caps[level] - self._num_pending[level]
-        free_total = self._total_cap - num_pending
+        free_level = self._level_caps[level] - self._num_pending[level] - num_held
+        free_total = self._total_cap - num_pending - num_held
         if free_level > 0 and free_total > 0:
             return True
         num_startable = self._num_startable()

@@ -44,6 +44,7 @@ WORKER = {
     "num_decodes": 3,
     "decode_ns": 4 * S,
     "cells_used": 8,
+    "cells_garbage": 1,
     "num_cached_sequences": 3,
     "prefill_tokens": 5,
     "generated_tokens": 6,
