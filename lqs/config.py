@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from lqs.protection import AlertsConfig, DegradeConfig
+from lqs.protection import AlertsConfig, DegradeConfig, RefusalsConfig
 from lqs.setting import key as _key
 
 CTX_MIN = 256  # llama.cpp makes no smaller context.
@@ -272,6 +272,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     tiers: dict[str, TierConfig] = msgspec.field(default_factory=_default_tiers)
     keys: KeysConfig = KeysConfig()
     prompts: PromptsConfig = PromptsConfig()
+    refusals: RefusalsConfig = RefusalsConfig()
     degrade: DegradeConfig = DegradeConfig()
     alerts: AlertsConfig = AlertsConfig()
     log: LogConfig = LogConfig()

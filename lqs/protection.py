@@ -12,6 +12,14 @@ from msgspec import Meta, Struct
 from lqs.setting import key
 
 
+class RefusalsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """What those are told who are sent away."""
+
+    retry_after_s: Annotated[
+        float, key("Told to everybody, and nobody is promised a place; 0: computed for each.", "s", ge=0, le=120)
+    ] = 0.0
+
+
 class DegradeConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """When the fallback model answers in place of the one that was asked for."""
 

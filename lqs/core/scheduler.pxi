@@ -614,6 +614,13 @@ cdef class Scheduler:
         return (sizeof(Entry) + num_cells * sizeof(uint64_t) + sizeof(Timed) + 2 * sizeof(Timed)
                 + 2 * sizeof(uint32_t) + sizeof(Links))
 
+    def slots(self):
+        """What each device slot has and has promised."""
+        cdef Books* books = books_of(self.state)
+        cdef uint32_t i
+        return [{**slot_figures(&books.ledger.slots[i]), "model": self.state.slots[i].model,
+                 "is_dead": bool(is_dead(self.state, i))} for i in range(self.state.num_slots)]
+
     def snapshot(self):
         """All counters, each exact, not all of one moment."""
         cdef Books* books = books_of(self.state)
@@ -621,10 +628,7 @@ cdef class Scheduler:
         return {
             "levels": [level_figures(&books.levels[i], &books.permits[i])
                        for i in range(books.backlog.num_levels)],
-            "slots": [{**slot_figures(&books.ledger.slots[i]),
-                       "model": self.state.slots[i].model,
-                       "is_dead": bool(is_dead(self.state, i))}
-                      for i in range(self.state.num_slots)],
+            "slots": self.slots(),
             "lanes": [lane_figures(&books.lanes[i]) for i in range(books.backlog.num_lanes)],
             # By lane, then by class.
             "queues": [[queue_figures(&books.queues[i * MAX_LEVELS + k])

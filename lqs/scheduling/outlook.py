@@ -24,7 +24,9 @@ _UNKNOWN_RUN_NS = 5 * NS_PER_S
 class Outlook:
     """Expected waits, and the promises made to those sent away.
 
-    Owner: the event loop. `now_ns` is the monotonic clock.
+    `now_ns` is the monotonic clock. With a `constant_retry_s` everybody is told that, and promised nothing.
+
+    Owner: the event loop.
     """
 
     def __init__(
@@ -34,12 +36,14 @@ class Outlook:
         promises: Promises,
         level_caps: Sequence[int],
         now_ns: Callable[[], int] = time.monotonic_ns,
+        constant_retry_s: float = 0.0,
     ) -> None:
         self.promises = promises
         self._scheduler = scheduler
         self._forecasts = forecasts
         self._level_caps = level_caps
         self._now_ns = now_ns
+        self._constant_retry_s = constant_retry_s
 
     # What is told.
 
@@ -57,6 +61,8 @@ class Outlook:
 
     def retry_after_s(self, request: Request, *, num_free: int) -> float:
         """Seconds until there is a place for the request, who was refused; it is promised that place."""
+        if self._constant_retry_s:
+            return self._constant_retry_s
         now_ns = self._now_ns()
         service_ns = self._service_ns(request, now_ns)
         return self.promises.refused(request, num_free=num_free, service_ns=service_ns, now_ns=now_ns) / NS_PER_S
@@ -130,7 +136,7 @@ def make_outlook(
     num_levels = len(config.queue.levels)
 
     def slots_of(model: int) -> Callable[[], list[Mapping[str, Any]]]:
-        return lambda: [slot for slot in scheduler.snapshot()["slots"] if slot["model"] == model]
+        return lambda: [slot for slot in scheduler.slots() if slot["model"] == model]
 
     forecasts = [
         Forecast(
@@ -142,7 +148,8 @@ def make_outlook(
         for model in range(config.num_models)
     ]
     promises = Promises(num_levels, observe=observe_promise, rng=rng)
-    return Outlook(scheduler, forecasts, promises, config.level_caps, now_ns)
+    constant_s = config.refusals.retry_after_s
+    return Outlook(scheduler, forecasts, promises, config.level_caps, now_ns, constant_s)
 
 
 def _seconds(wait_ns: int | None) -> float | None:

@@ -55,7 +55,9 @@ class Rush:
         self.core.add_device_slot(kv_tokens=10**6, num_sequences=self.num_sequences)
         self.now_ns = S
         self.ratios: list[float] = []
-        outlook = make_outlook(config, self.core, observe_promise=self.ratios.append, now_ns=lambda: self.now_ns, rng=self.rng)
+        outlook = make_outlook(
+            config, self.core, observe_promise=self.ratios.append, now_ns=lambda: self.now_ns, rng=self.rng
+        )
         self.seen = Told()
         self.desk = Desk(
             self.core, self.seen, level_caps=config.level_caps, total_cap=config.queue.total, outlook=outlook
