@@ -20,7 +20,7 @@ from lqs.request import Outcome, Request
 from lqs.scheduling.pace import Pace, Rate, Run
 
 # What was worked out is good for so long, or until something starts or ends, but at least so long.
-_FRESH_NS, _STALE_NS = 100_000_000, 10_000_000
+_FRESH_NS, _STALE_NS = 100_000_000, 2_000_000
 # So many starts are worked out one by one, the later ones by the pace of these.
 _STARTS_MAX = 1024
 _ROUNDS = 6

@@ -285,12 +285,12 @@ def test_lanes_promises_alerts_and_rounds_are_shown() -> None:
     board.metrics.count_refusal("queue_full")
     board.metrics.count_refusal("draining")
     seen = board.read()
-    assert (seen["lqs_lane_queue_depth", "normal", "long"], seen["lqs_lane_queue_depth", "normal", "short"]) == (1, 0)
-    assert seen["lqs_lane_queue_wait_seconds_total", "normal", "long"] == 3 + 2
-    assert seen["lqs_queue_mean_wait_seconds", "normal", "long"] == 2.5
+    assert (seen["lqs_lane_queue_depth", "long", "normal"], seen["lqs_lane_queue_depth", "short", "normal"]) == (1, 0)
+    assert seen["lqs_lane_queue_wait_seconds_total", "long", "normal"] == 3 + 2
+    assert seen["lqs_queue_mean_wait_seconds", "long", "normal"] == 2.5
     assert (seen["lqs_promises_total",], seen["lqs_promises_outstanding", "high"]) == (1, 1)
     assert seen["lqs_promises_return_share", "high"] == 1
-    assert (seen["lqs_alert", "fill", "tighten"], seen["lqs_alert", "fill", "break"]) == (1, 0)
+    assert (seen["lqs_alert", "tighten", "fill"], seen["lqs_alert", "break", "fill"]) == (1, 0)
     assert seen["lqs_alert_value", "fill"] == 0.9
     assert (seen["lqs_round_time_seconds_count",], seen["lqs_round_time_seconds_sum",]) == (4, 2)
     assert seen["lqs_refusals_too_many_total",] == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,17 @@ def is_raised(server: Server, rule: str, level: str) -> Callable[[], bool]:
     return lambda: alerts(server)[rule, level] == "raised"
 
 
+def runs(server: Server) -> Call:
+    """One that takes two seconds or more, and has made its first tokens."""
+    call = server.complete(SHORT, stream=True)
+    for _ in zip(range(50), call.lines(), strict=False):
+        pass
+    return call
+
+
 def test_a_waiting_stream_hears_its_place_and_the_time_it_has_left(server: Server) -> None:
     """From the first tokens of what runs, before anything has ended: a place and a time that comes nearer."""
-    running = server.complete(SHORT, stream=True)
-    next(running.lines())
+    running = runs(server)
     call = server.complete(5, stream=True)
     told = []
     for line in call.lines():
@@ -70,8 +77,7 @@ def test_a_waiting_stream_hears_its_place_and_the_time_it_has_left(server: Serve
 
 
 def test_others_with_the_key_are_told_the_same(server: Server) -> None:
-    running = server.complete(SHORT, stream=True)
-    next(running.lines())
+    running = runs(server)
     body = {"prompt": "x", "max_tokens": 5}
     call = server.call("POST", "/v1/completions", body, headers={"x-request-id": "seen"})
     server.wait_waiting(1)
@@ -94,14 +100,14 @@ def test_a_full_queue_is_an_alert_until_it_has_been_empty_for_a_while(server: Se
     server.wait_waiting(4)
     until(is_raised(server, "fill", "break"), 10)
     assert is_raised(server, "fill", "warn")()
-    assert server.metrics()['lqs_alert{rule="fill",level="break"}'] == 1
+    assert server.metrics()['lqs_alert{level="break",rule="fill"}'] == 1
     # Nobody has started for two seconds: the oldest has waited too long.
     until(is_raised(server, "mean_wait", "warn"), 10)
     for call in calls:
         call.close()
     until(lambda: not is_raised(server, "fill", "warn")(), 10)
     server.wait_at_rest()
-    assert server.metrics()['lqs_alert{rule="fill",level="break"}'] == 0
+    assert server.metrics()['lqs_alert{level="break",rule="fill"}'] == 0
     lines = [line for line in server.log.splitlines() if "rule=fill level=break" in line]
     assert [line.split()[1:3] for line in lines] == [["alert", "raised"], ["alert", "cleared"]]
 
@@ -142,11 +148,14 @@ def pair(share: Start, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture
-def busy(pair: Server) -> Call:
+def busy(pair: Server) -> Iterator[None]:
     """The model's only sequence is taken for half a minute, as its first tokens tell."""
     call = pair.complete(LONG, stream=True)
-    next(call.lines())
-    return call
+    for _ in zip(range(50), call.lines(), strict=False):
+        pass
+    yield
+    call.close()
+    pair.wait_at_rest()
 
 
 def ask(server: Server, **fields: Any) -> Any:
@@ -163,22 +172,21 @@ def test_both_models_are_served_by_their_names(pair: Server) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_when_the_wait_is_too_long_the_smaller_model_answers_and_says_so(
-    pair: Server, busy: Call, stream: bool
+    pair: Server, busy: None, stream: bool
 ) -> None:
     answer = ask(pair, model="tiny", allow_degrade=True, stream=stream)
     assert (answer.status, answer.headers["x-lqs-degraded-from"]) == (200, "tiny")
     assert b'"model":"small"' in answer.body
     assert b'"model":"tiny"' not in answer.body
     assert pair.metric("lqs_degraded_total") >= 1
-    busy.close()
-    pair.wait_at_rest()
 
 
-def test_who_did_not_allow_it_waits_for_the_model_it_asked_for(pair: Server, busy: Call) -> None:
+def test_who_did_not_allow_it_waits_for_the_model_it_asked_for(pair: Server, busy: None) -> None:
     answer = ask(pair, model="tiny", queue_timeout=0.3)
     assert (answer.status, answer.code) == (503, "queue_timeout")
-    busy.close()
-    pair.wait_at_rest()
+
+
+def test_where_nobody_waits_the_asked_model_answers(pair: Server) -> None:
     answer = ask(pair, allow_degrade=True)
     assert (answer.json["model"], "x-lqs-degraded-from" in answer.headers) == ("tiny", False)
 
