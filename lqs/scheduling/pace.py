@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from lqs._core import Finish
 from lqs.request import NS_PER_S, Outcome
 
 # What finished counts for the next this many that finish.
 _MEMORY = 16
+# Who was cut off says nothing about how long its kind gets.
+_ENDED_ITSELF = (Finish.FINISH_STOP, Finish.FINISH_LENGTH)
 # Arrivals of the last so many seconds say how many come.
 _ARRIVALS_S = 10.0
 
@@ -40,8 +43,9 @@ class Pace:
         self.decode_tokens = self.decode_tokens * keep + max(outcome.num_completion_tokens - 1, 0)
         self.prefill_ns = self.prefill_ns * keep + max(outcome.first_token_ns - run.started_ns, 0)
         self.prompt_tokens = self.prompt_tokens * keep + run.num_prompt_tokens
-        self.made = self.made * keep + outcome.num_completion_tokens
-        self.granted = self.granted * keep + run.max_tokens
+        if outcome.finish in _ENDED_ITSELF:
+            self.made = self.made * keep + outcome.num_completion_tokens
+            self.granted = self.granted * keep + run.max_tokens
 
     @property
     def prefill_ns_each(self) -> float:

@@ -106,6 +106,16 @@ def test_what_finished_says_how_long_the_next_takes() -> None:
     assert board.wait_s(101 * S) == pytest.approx(10, abs=1.5)
 
 
+def test_who_was_cut_off_says_nothing_about_how_long_its_kind_gets() -> None:
+    board = Board(num_sequences=1)
+    for finish in (1, 3, 4):
+        request = board.start()
+        board.forecast.finished(request, Ended(10 if finish == 1 else 2, finish))
+        board.slot["num_running"] -= 1
+    board.start(100 * S)
+    assert board.wait_s(100 * S) == pytest.approx(1 + 10, rel=0.2)
+
+
 def test_better_classes_that_still_come_are_reckoned_with_until_it_has_aged() -> None:
     board, old = Board(num_sequences=1), Board(num_sequences=1, aging_step_ns=S)
     for each in (board, old):

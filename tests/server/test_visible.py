@@ -116,8 +116,8 @@ def test_who_is_refused_and_comes_when_told_gets_in(server: Server) -> None:
     """B40: the official client, with its own two retries."""
     calls = [server.complete(SHORT // 2) for _ in range(5)]
     server.wait_waiting(4)
-    client = openai.OpenAI(base_url=f"http://{HOST}:{server.port}/v1", api_key="none")
-    answer = client.completions.with_raw_response.create(model="", prompt="x", max_tokens=2)
+    with openai.OpenAI(base_url=f"http://{HOST}:{server.port}/v1", api_key="none") as client:
+        answer = client.completions.with_raw_response.create(model="", prompt="x", max_tokens=2)
     assert 1 <= answer.retries_taken <= 2
     assert server.metric("lqs_promises_kept_total") >= 1
     for call in calls:
