@@ -55,6 +55,8 @@ cdef enum Op:
     OP_CANCELLED = 9    # ... and so did these; each of the three also settles it
     OP_NO_DEVICE = 10
     OP_SETTLED = 11     # scheduler -> loop: all is given back, the entry may be freed
+    OP_EVICT = 14       # loop -> scheduler: one below this class must leave; back: nobody can
+    OP_EVICTED = 15     # scheduler -> loop: it had to; as OP_EXPIRED, and answers OP_EVICT
 
 # Why an attempt ended. Python sees these too.
 cpdef enum Finish:
@@ -72,6 +74,11 @@ cdef enum State:
     FREE = 0
     WAITING = 1
     RUNNING = 2
+
+# Entry.lane where there are two.
+cdef enum:
+    LANE_SHORT = 0
+    LANE_LONG = 1
 
 # A message is op (4 bits), generation (28 bits), index (32 bits). A handle is a message
 # without its op. Generations start at 1, so no handle is 0.
@@ -336,8 +343,8 @@ cdef enum:
 
 # One model on one device. The pads keep what three threads write apart.
 cdef struct DeviceSlot:
-    Ring dispatch           # scheduler -> worker, Attempt*; as large as num_sequences
-    Ring feedback           # worker -> scheduler; as large as num_sequences
+    Ring dispatch           # scheduler -> worker, Attempt*; a place for each sequence
+    Ring feedback           # worker -> scheduler; a place for each sequence
     Ring events             # worker -> loop; as large as the table
     Waker waker             # the worker sleeps on it
     char pad_waker[56]
@@ -359,7 +366,8 @@ cdef struct SchedulerState:
     DeviceSlot* slots[MAX_DEVICE_SLOTS]
     void* own
     uint64_t out_buffer_bytes
-    char pad[32]
+    double short_share      # of prefill, where short and long prompts are open; constant
+    char pad[24]
     Waker waker             # the scheduler sleeps on it
     char pad_waker[56]
     Waker loop_waker        # the loop sleeps on it
@@ -479,6 +487,7 @@ cdef class Scheduler:
     cdef uint64_t num_held          # entries whose HOLD_ON is up
     cdef uint64_t num_starved       # times a worker was found to wait for room in `out`
     cdef uint64_t num_kept          # attempts left to the workers of dead device slots
+    cdef uint32_t num_evicting      # OP_EVICT under way
     cdef bint has_begun             # no more device slots may be added
     cdef object __weakref__
 

@@ -11,8 +11,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from lqs.config_limits import LimitConfig
+from lqs.config_tiers import TierConfig, default_tiers
+from lqs.describe import key as _key
+from lqs.overflow import OverflowConfig
 from lqs.protection import AlertsConfig, DegradeConfig, RefusalsConfig
-from lqs.setting import key as _key
 
 CTX_MIN = 256  # llama.cpp makes no smaller context.
 
@@ -87,6 +90,10 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         _key("Threads of a CPU device slot; 0: its share of the cores.", "threads", ge=0, le=512),
     ] = 0
     parallel: Annotated[int, _key("Sequences per device slot.", "sequences", ge=1, le=256)] = 32
+    urgent_sequences: Annotated[
+        int,
+        _key("Beside those: for requests of a better class than one that runs.", "sequences", ge=0, le=255),
+    ] = 4
     ctx: Annotated[
         int,
         _key(
@@ -136,8 +143,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     )
 
 
-class QueueConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """The classes in which requests wait, and for how long."""
+class QueueConfig(OverflowConfig, frozen=True, forbid_unknown_fields=True):
+    """The classes in which requests wait, for how long, and what happens when they are full."""
 
     levels: Annotated[
         tuple[Annotated[str, Meta(pattern="^[a-z][a-z0-9_]{0,31}$")], ...],
@@ -182,10 +189,24 @@ class QueueConfig(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[Annotated[int, Meta(ge=1, le=1000)], Annotated[int, Meta(ge=1, le=1000)]],
         _key("Shares of short and long requests."),
     ] = (3, 1)
+    lane_share_mins: Annotated[
+        tuple[Annotated[float, Meta(ge=0, le=1)], Annotated[float, Meta(ge=0, le=1)]],
+        _key("Shares follow the backlogs, but short and long requests keep at least these parts of all."),
+    ] = (0.5, 0.1)
+    bypass_max: Annotated[
+        int,
+        _key(
+            "Starts ahead of a request that does not fit, before a device slot is held for it.",
+            "starts",
+            ge=0,
+            le=1_000_000,
+        ),
+    ] = 16
+    bypass_s: Annotated[float, _key("The same as a time since it first did not fit.", "s", ge=0, le=86_400)] = 10.0
     short_tokens_max: Annotated[
         int,
         _key(
-            "Up to that a request is short (prompt and expected answer).",
+            "Up to that a request is short (prompt and expected answer); the border rises from here with the load.",
             "tokens",
             ge=1,
             le=1_000_000_000,
@@ -195,6 +216,13 @@ class QueueConfig(Struct, frozen=True, forbid_unknown_fields=True):
         int,
         _key("Above that a request is long, whatever it says.", "tokens", ge=1, le=1_000_000_000),
     ] = 2048
+    entry_per_s: Annotated[
+        float,
+        _key("Requests let in while the load is high, and only then; 0: as many as come.", "requests/s", ge=0, le=1e6),
+    ] = 10.0
+    entry_burst: Annotated[
+        int, _key("How many of them at once, after a time without.", "requests", ge=1, le=1_000_000)
+    ] = 100
     table_capacity: Annotated[
         int,
         _key(
@@ -204,26 +232,6 @@ class QueueConfig(Struct, frozen=True, forbid_unknown_fields=True):
             le=16_777_216,
         ),
     ] = 16_384
-
-
-class TierConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the keys of one tier may ask for."""
-
-    level: Annotated[int, _key("Class of its requests by default; 0 is the most urgent.", ge=0, le=7)]
-    best: Annotated[int, _key("Best class it may ask for; absent: its own.", ge=0, le=7)] | None = None
-    weight: Annotated[float, _key("Share of a key inside its class.", gt=0, le=1000)] = 1.0
-    degrade: Annotated[
-        str,
-        _key(
-            "May the fallback model answer: never, ask (if the request allows it), allow (unless it forbids it).",
-            pattern="^(never|ask|allow)$",
-        ),
-    ] = "ask"
-
-    @property
-    def best_level(self) -> int:
-        """The best class it may ask for."""
-        return self.level if self.best is None else self.best
 
 
 class KeysConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -253,15 +261,6 @@ class LogConfig(Struct, frozen=True, forbid_unknown_fields=True):
     access: Annotated[bool, _key("One line for each request.")] = True
 
 
-def _default_tiers() -> dict[str, TierConfig]:
-    return {
-        "vip": TierConfig(level=0),
-        "normal": TierConfig(level=2),
-        "free": TierConfig(level=3, degrade="allow"),
-        "batch": TierConfig(level=4, degrade="allow"),
-    }
-
-
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that can be set; `load` builds it and checks what one key alone cannot show."""
 
@@ -269,7 +268,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
     queue: QueueConfig = QueueConfig()
-    tiers: dict[str, TierConfig] = msgspec.field(default_factory=_default_tiers)
+    tiers: dict[str, TierConfig] = msgspec.field(default_factory=default_tiers)
+    limits: dict[str, LimitConfig] = msgspec.field(default_factory=dict)
     keys: KeysConfig = KeysConfig()
     prompts: PromptsConfig = PromptsConfig()
     refusals: RefusalsConfig = RefusalsConfig()

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from lqs.setting import key
+from lqs.describe import key
 
 
 class RefusalsConfig(Struct, frozen=True, forbid_unknown_fields=True):

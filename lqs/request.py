@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from lqs._core import Finish
+from lqs._core import Charge, Finish
 
 NS_PER_S = 1_000_000_000
 
@@ -142,19 +142,24 @@ class Request:
     task_type: str | None = None  # "short" or "long": a wish.
     timeout_s: float | None = None  # The whole request; None: the config's.
     queue_timeout_s: float | None = None  # In the queue; None: the config's.
+    read_timeout_s: float | None = None  # How long its client waits for bytes, if it says so.
     is_stream: bool = False
     retry_count: int | None = None  # Tries before this one, by clients that count them.
     allow_degrade: bool | None = None  # Whether a smaller model may answer; None: the tier decides.
+    route: str = ""  # Which endpoint it came by: "chat" or "completions".
     # Filled in by admission.
     level: int = 0
     lane: Lane = Lane.SHORT
-    is_clamped: bool = False  # The wish for priority was above the tenant's bound.
+    is_clamped: bool = False  # It stands in another class than it wished.
     degraded_from: str | None = None  # The model that was asked for, if `model` answers in its place.
     prompt: array[int] = field(default_factory=lambda: array("i"))
     max_tokens_granted: int = 0  # What the context leaves of max_tokens.
     expire_ns: int = 0  # Leaves the queue unserved then; 0: never.
     stop_ns: int = 0  # The worker ends it then; 0: never.
     deadline_ns: int = 0  # Orders it inside its key; 0: none.
+    num_bytes_min: int = 0  # Of its prompt, as its source tells.
+    tokens_max: int = 0  # A limit of tokens has no more; bounds an answer whose length is not asked for. 0: none.
+    charge: Charge | None = None  # What its limits were charged, until it is settled.
     holds_permit: bool = False  # A place in its class is taken and not yet handed to the core.
     # Filled in by scheduling.
     handle: int | None = None
@@ -198,7 +203,7 @@ class Sink(Protocol):
     """The receiver of one request's events, called in the event loop and never re-entered.
 
     Order: started, output..., finished, settled; or ended, settled. `ended` carries one of
-    "expired", "cancelled" and "no_device": nothing was computed. After `settled` nothing comes.
+    "expired", "cancelled", "evicted" and "no_device": nothing was computed. After `settled` nothing comes.
     A sink must not raise.
     """
 

@@ -16,6 +16,7 @@ import uvloop
 
 from lqs.admission.gate import Gate
 from lqs.admission.keys import KeyRing
+from lqs.admission.limits import Limiters
 from lqs.admission.prompts import Prompts
 from lqs.api.app import create_app
 from lqs.api.services import Services
@@ -27,13 +28,14 @@ from lqs.engine.fallback import find_models
 from lqs.engine.slots import Models
 from lqs.engine.store import Store, store_folder
 from lqs.errors import DeviceError, StartError
-from lqs.guard import Guard
+from lqs.guard import Guard, Health
 from lqs.listen import HttpServer, bind, make_http, url_of
-from lqs.observe.alerts import Alerts, Level
+from lqs.observe.alerts import Alerts, Level, Switch
+from lqs.observe.door import door_log
 from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
 from lqs.process import in_thread, leave, raise_file_limit, run_with_signals
-from lqs.scheduling.core import make_scheduler
+from lqs.scheduling.core import make_door, make_scheduler
 from lqs.scheduling.desk import Desk
 from lqs.scheduling.outlook import make_outlook
 from lqs.settings import check_exposure
@@ -69,6 +71,7 @@ class Server:
         self._models = models
         self._prompts = prompts
         self._guard = guard
+        self._health = Health(config.engine.stall_s, self._log)
         self._reload_config = reload_config
         self._stop_wanted = asyncio.Event()
         self._http: HttpServer | None = None
@@ -111,6 +114,8 @@ class Server:
             config = self._reload_config() if self._reload_config else self._config
             if config.queue.levels != self._config.queue.levels:
                 raise StartError("queue.levels: the classes change only with a restart.")
+            if config.queue.table_capacity != self._config.queue.table_capacity:
+                raise StartError("queue.table_capacity: it changes only with a restart.")
             self._services.keys.reload(config)
         except StartError as error:
             self._log.error("reload failed, nothing changed", reason=str(error))
@@ -205,28 +210,13 @@ class Server:
         self._log.info("stopped")
 
     async def _watch(self) -> None:
-        """Say in the log when a device slot stops working, and when it works again; collect garbage."""
-        healthy: dict[str, bool] = {}
+        """Look after the device slots and the load; collect garbage."""
         while True:
-            self._look(healthy)
-            self._guard.look(time.monotonic_ns())
-            self._collector.tend(self._desk.num_inside, time.monotonic_ns())
+            now_ns = time.monotonic_ns()
+            self._health.look(self._models.slots, now_ns)
+            self._guard.look(now_ns)
+            self._collector.tend(self._desk.num_inside, now_ns)
             await asyncio.sleep(_WATCH_INTERVAL_S)
-
-    def _look(self, healthy: dict[str, bool]) -> None:
-        """Compare the device slots' health with what it was, and keep it there."""
-        for slot in self._models.slots:
-            is_healthy = slot.is_healthy(time.monotonic_ns(), self._config.engine.stall_s)
-            if healthy.get(slot.device, True) != is_healthy:
-                self._log_health(slot.device, is_healthy, slot.worker.death)
-            healthy[slot.device] = is_healthy
-
-    def _log_health(self, device: str, is_healthy: bool, death: str) -> None:
-        if is_healthy:
-            self._log.info("device slot works again", device=device)
-        else:
-            reason = death or "its step does not end"
-            self._log.error("device slot does not work", device=device, reason=reason)
 
 
 def build(
@@ -235,6 +225,7 @@ def build(
     environ: Mapping[str, str] = os.environ,
     reload_config: Callable[[], Config] | None = None,
     drill: Sequence[Break] = (),
+    limits_clock: Callable[[], int] = time.monotonic_ns,
 ) -> Server:
     """Make and wire all parts; nothing runs yet. `drill` is what breaks on purpose. Raises StartError."""
     keys = KeyRing(config)
@@ -254,6 +245,12 @@ def build(
     )
     body = library.SchedulerBody(scheduler)
     outlook = make_outlook(config, scheduler, observe_promise=lambda ratio: metrics.promised(ratio))  # noqa: PLW0108
+    tighten = Switch()
+    limits = Limiters(
+        config,
+        is_load_high=lambda: tighten.is_on or desk.entrance.load() > config.queue.high_load_at,
+        clock=limits_clock,
+    )
     metrics = Metrics(
         config,
         model_name=models.names()[0],
@@ -265,18 +262,14 @@ def build(
         alerts=lambda: alerts,
         promised=outlook.promises,
         rounds=body.snapshot,
+        door=lambda: desk.entrance.figures(),  # noqa: PLW0108
+        limits=limits.figures,
     )
-    desk = Desk(
-        scheduler,
-        metrics,
-        level_caps=config.level_caps,
-        total_cap=config.queue.total,
-        outlook=outlook,
-        body=body,
-    )
+    on_door = door_log(log, config.queue.levels)
+    desk = Desk(scheduler, metrics, door=make_door(config), outlook=outlook, body=body, on_door=on_door)
     prompts = Prompts(config.prompts)
-    gate = Gate(config, desk=desk, models=models, prompts=prompts)
-    alerts = Alerts(config.alerts, log, {Level.DEGRADE: gate.degrader.force})
+    gate = Gate(config, desk=desk, models=models, prompts=prompts, limits=limits)
+    alerts = Alerts(config.alerts, log, {Level.TIGHTEN: tighten, Level.DEGRADE: gate.degrader.force})
     services = Services(
         config=config, gate=gate, desk=desk, keys=keys, models=models, metrics=metrics, alerts=alerts, log=log
     )

@@ -32,9 +32,8 @@ FLOORS = (
     {"observe"},
     {"settings"},
     {"request", "config", "wording", "plain"},
-    {"protection"},
-    {"setting"},
-    {"errors"},
+    {"overflow", "config_limits", "config_tiers", "protection"},
+    {"errors", "describe"},
     {"_engine"},
     {"_core"},
 )

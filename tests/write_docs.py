@@ -5,15 +5,16 @@ test_docs.py fails while the page and the code disagree.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from lqs.settings import Setting, settings
+from lqs.settings import NAMED, Setting, settings
 
 REPOSITORY = Path(__file__).parents[1]
 PAGE = REPOSITORY / "docs" / "operating.md"
-METRICS = [REPOSITORY / "lqs" / "observe" / name for name in ("metrics.py", "families.py")]
+METRICS = [REPOSITORY / "lqs" / "observe" / name for name in ("metrics.py", "families.py", "tables.py")]
 
 
 def settings_table() -> Iterator[str]:
@@ -22,7 +23,7 @@ def settings_table() -> Iterator[str]:
     for setting in settings():
         if setting.section != section:
             section = setting.section
-            yield f"\n**{'[tiers.NAME]' if section == 'tiers' else f'[{section}]'}**\n"
+            yield f"\n**[{section}{'.NAME' if section in NAMED else ''}]**\n"
             yield "| key | what | unit | default | bound |\n|---|---|---|---|---|"
         yield f"| `{setting.key}` | {setting.doc} | {setting.unit} | {_default(setting)} | {setting.bound} |"
 
@@ -32,15 +33,14 @@ def _default(setting: Setting) -> str:
     if value is None:
         return ""
     if isinstance(value, tuple):
-        return f"`{list(value)}`".replace("'", '"')
+        return f"`{json.dumps(list(value))}`"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`" if value != "" else "empty"
 
 
 def metrics_table() -> Iterator[str]:
-    """Every series by name, as the sources pair names with sentences."""
+    """Every series by name, as the room pairs names with sentences."""
     yield "\n| metric | what |\n|---|---|"
-    sources = "".join(path.read_text() for path in METRICS)
-    pairs = re.findall(r'"((?:vllm:|lqs_)\w+)",\s+"([^"]+)"', sources)
+    pairs = re.findall(r'"((?:vllm:|lqs_)\w+)",\s+"([^"]+)"', "".join(path.read_text() for path in METRICS))
     yield from (f"| `{name}` | {what} |" for name, what in sorted(pairs))
 
 

@@ -2,7 +2,8 @@
 
 Refuses early and says when to come back: a request that finds no place costs less here than in
 the backlog. The place in its class is taken first, before any work on the prompt, so that what
-waits for a pool thread counts against the same bound as what waits for a device.
+waits for a pool thread counts against the same bound as what waits for a device. Some may wait for
+a place; that is part of their time in the queue.
 """
 
 from __future__ import annotations
@@ -15,19 +16,23 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from lqs.admission.classes import Classes
+from lqs.admission.deadlines import set_latest_start, set_limits
 from lqs.admission.degrade import Degrader
+from lqs.admission.limits import Limiters
 from lqs.admission.prompts import Prompts
 from lqs.config import Config
 from lqs.errors import (
     RETRY_AFTER_S_MAX,
     RETRY_AFTER_S_MIN,
     BadRequest,
+    LqsError,
     NotFound,
     PromptTooLong,
     RequestRefused,
 )
 from lqs.request import NS_PER_S, PromptSource, Request, RequestState, Sink
 from lqs.scheduling.desk import Desk
+from lqs.scheduling.entrance import NoPlace
 
 if TYPE_CHECKING:
     from lqs._core import Work
@@ -37,12 +42,20 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _NO_DEVICE_RETRY_S = 30.0
+# What a client is told by the reason for which it does not come in.
+_NO_PLACE = {
+    "queue_full": "The queue is full for class {level}.",
+    "breaker_open": "The queue is overloaded; class {level} is let in again later.",
+    "queue_timeout": "It waited longer for a place in the queue than it may; nothing was computed.",
+}
 # Waits are stretched by up to this factor, at random, so that the refused do not return together.
 _SPREAD = 1.25
 
 
 class Gate:
     """Lets requests in or refuses them.
+
+    `service_s` says how long a request is expected to run, in seconds; absent: as the latest did.
 
     Owner: the event loop.
     """
@@ -54,7 +67,9 @@ class Gate:
         desk: Desk,
         models: Models,
         prompts: Prompts,
+        limits: Limiters | None = None,
         rng: random.Random | None = None,
+        service_s: Callable[[Request], float] | None = None,
     ) -> None:
         self._config = config
         self._desk = desk
@@ -62,7 +77,10 @@ class Gate:
         self._prompts = prompts
         self._classes = Classes(config.queue)
         self.degrader = Degrader(config, desk=desk, models=models)
+        self._limits = limits or Limiters(config)
+        desk.when_over(self._limits.over)
         self._rng = rng or random.Random()
+        self._service_s = service_s or desk.service_s
         self._drained_at_ns: int | None = None
         self._is_shut = False
 
@@ -71,38 +89,54 @@ class Gate:
 
         If it raises, or its task is cancelled, everything it took is given back.
         """
-        served = self.enter(request, time.monotonic_ns())
+        request.num_bytes_min = source.num_bytes_min
         try:
+            await self._admit(request, source, sink)
+        except LqsError as error:
+            if not isinstance(error, NotFound):
+                error.headers.update(self._limits.headers(request))
+            raise
+
+    async def _admit(self, request: Request, source: PromptSource, sink: Sink) -> None:
+        try:
+            served = await self.enter(request, time.monotonic_ns())
             work, served = await self._work(request, source, served)
-            self._classes.assign_lane(request)
+            self._classes.assign_lane(request, self._desk.border_tokens)
+            self._limits.charge_work(request, patience_ns=request.expire_ns - time.monotonic_ns())
+            await self._wait_turn(request)
+            num_expected = self._classes.expected_tokens(request)
+            set_latest_start(request, self._config.queue, self._desk.pace(served.index), num_expected)
             if self._is_shut:
                 raise self._draining(request, time.monotonic_ns())
             self._desk.submit(request, work, sink, model=served.index)
         except asyncio.CancelledError:
+            self._limits.refund(request)
             self._desk.abandon(request)
             raise
         except BaseException:
+            self._limits.refund(request)
             self._desk.leave(request)
             raise
 
-    def enter(self, request: Request, now_ns: int) -> Served:
+    async def enter(self, request: Request, now_ns: int) -> Served:
         """Take a place in the request's class. Raises NotFound, RequestRefused."""
         served = self._open(request, now_ns)
-        self._classes.assign(request)
-        self._set_limits(request)
         request.model_index = served.index
-        if not self._desk.try_enter(request):
-            raise self._refusal(
-                request,
-                "queue_full",
-                f"The queue is full for class {self._config.queue.levels[request.level]}.",
-                self._desk.retry_after_s(request),
-            )
+        set_limits(request, self._config.queue)
+        self._limits.enter(
+            request, num_tokens_min=_num_tokens_min(request, served), patience_ns=request.expire_ns - now_ns
+        )
+        load = self._desk.entrance.load()
+        self._classes.assign(request, load=load, service_s=self._service_s(request))
+        no_place = await self._desk.enter(request, now_ns)
+        if no_place is not None:
+            raise self._no_place(request, no_place)
         return served
 
     def drain(self, now_ns: int) -> None:
         """Let nobody in any more; `now_ns` starts the time that clients are told to wait."""
         self._drained_at_ns = now_ns
+        self._desk.entrance.dismiss("draining")
 
     def shut(self) -> None:
         """The drain is over: also who is at the door already is sent away."""
@@ -113,6 +147,12 @@ class Gate:
         self._config = config
         self._classes = Classes(config.queue)
         self.degrader.reload(config)
+        self._desk.reload(config)
+        self._limits.reload(config)
+
+    def limit_headers(self, request: Request) -> dict[str, str]:
+        """How the limits that it comes under stand just now."""
+        return self._limits.headers(request)
 
     def closed_reason(self) -> str | None:
         """Why nobody can come in just now, as a refusal's code; None when the server is ready."""
@@ -183,13 +223,19 @@ class Gate:
             message = "Its prompt was not prepared in time; nothing was computed."
             raise self._refusal(request, "queue_timeout", message, wait_s) from None
 
-    def _set_limits(self, request: Request) -> None:
-        """A client may ask for less time than the config gives, not for more."""
-        queue = self._config.queue
-        timeout_s = min(request.timeout_s or queue.request_timeout_s, queue.request_timeout_s)
-        wait_s = min(request.queue_timeout_s or queue.timeout_s, queue.timeout_s, timeout_s)
-        request.stop_ns = request.arrival_ns + int(timeout_s * NS_PER_S)
-        request.expire_ns = request.arrival_ns + int(wait_s * NS_PER_S)
+    async def _wait_turn(self, request: Request) -> None:
+        """Let it through when a leaky bucket does; its place in its class is its place in that line."""
+        wait_s = self._limits.turn_s(request)
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+
+    def _no_place(self, request: Request, no_place: NoPlace) -> RequestRefused:
+        now_ns = time.monotonic_ns()
+        if no_place.reason == "draining":
+            return self._draining(request, now_ns)
+        wait_s = self._desk.retry_after_s(request, no_place.again_ns)
+        message = _NO_PLACE[no_place.reason].format(level=self._config.queue.levels[request.level])
+        return self._refusal(request, no_place.reason, message, wait_s)
 
     def _draining(self, request: Request, now_ns: int) -> RequestRefused:
         begun_ns = now_ns if self._drained_at_ns is None else self._drained_at_ns
@@ -204,3 +250,9 @@ class Gate:
         """A time at which nobody was promised anything, drawn out so that not all return at once."""
         bounded_s = min(max(wait_s, RETRY_AFTER_S_MIN), RETRY_AFTER_S_MAX / _SPREAD)
         return bounded_s * self._rng.uniform(1.0, _SPREAD)
+
+
+def _num_tokens_min(request: Request, served: Served) -> int:
+    """What it takes at least, prompt and answer together, as far as that shows before its prompt is made."""
+    ceiling = served.config.max_tokens_max or request.max_tokens or 1
+    return min(1 + min(request.max_tokens or 1, ceiling), served.n_ctx)

@@ -19,6 +19,8 @@ EV_EXPIRED = int(OP_EXPIRED)
 EV_CANCELLED = int(OP_CANCELLED)
 EV_NO_DEVICE = int(OP_NO_DEVICE)
 EV_SETTLED = int(OP_SETTLED)
+EV_EVICTED = int(OP_EVICTED)
+EV_ANSWERED = int(OP_EVICT)
 
 
 cdef class Work:
@@ -78,60 +80,6 @@ cdef inline bint is_held(const Entry* entry) noexcept nogil:
     return entry.hold & HOLD_ON and not entry.attempt.told_finished
 
 
-cdef int state_init(SchedulerState* s, uint32_t capacity) noexcept nogil:
-    s.capacity = capacity
-    s.table = <Entry*> new_lines(capacity * sizeof(Entry))
-    # An entry has one OP_SUBMIT and one OP_CANCEL under way, and an OP_CANCEL of its life
-    # before; towards the loop OP_STARTED and OP_SETTLED.
-    if (s.table == NULL or ring_init(&s.submit, 3 * <uint64_t> capacity)
-            or ring_init(&s.events, 2 * <uint64_t> capacity)):
-        return -1
-    if waker_init(&s.waker) or waker_init(&s.loop_waker):
-        return -1
-    # The loop does not doze by itself: it counts as asleep from the start.
-    s.loop_waker.signalled = ASLEEP
-    return 0
-
-
-cdef int books_init(Books* books, SchedulerState* s, uint32_t num_lanes, uint32_t num_levels,
-                    uint32_t num_keys) noexcept nogil:
-    books.sweep_next = s.capacity
-    books.expiry.capacity_min = s.capacity
-    books.expiry.places = new_places(s.capacity)
-    if (books.expiry.places == NULL
-            or backlog_init(&books.backlog, s.table, s.capacity, num_lanes, num_levels, num_keys)
-            or ledger_init(&books.ledger, MAX_DEVICE_SLOTS, num_keys)):
-        return -1
-    return 0 if heap_resize(&books.expiry, s.capacity) else -1
-
-
-cdef void slot_free(DeviceSlot* slot) noexcept nogil:
-    ring_free(&slot.dispatch)
-    ring_free(&slot.feedback)
-    ring_free(&slot.events)
-    waker_free(&slot.waker)
-    free(slot)
-
-
-cdef void state_free(SchedulerState* s) noexcept nogil:
-    cdef Books* books = books_of(s)
-    cdef uint32_t i
-    for i in range(s.num_slots):
-        slot_free(s.slots[i])
-    if books != NULL:
-        backlog_free(&books.backlog)
-        ledger_free(&books.ledger)
-        free(books.expiry.memory)
-        free(books.expiry.places)
-        free(books)
-    ring_free(&s.submit)
-    ring_free(&s.events)
-    waker_free(&s.waker)
-    waker_free(&s.loop_waker)
-    free(s.table)
-    free(s)
-
-
 @cython.final
 cdef class Scheduler:
     """The queue of requests, from submit to settled.
@@ -141,11 +89,17 @@ cdef class Scheduler:
     `finish`, `end_step`, or their C twins). Counters may be read from any thread.
 
     Bounds: `table_capacity` requests at once, `level_caps` and `total_cap` of them waiting.
+    A request that does not fit is passed by at most `bypass_max` others and for at most
+    `bypass_ns`. `lane_share_mins` are the parts of the whole that the short and the long
+    lane keep whatever the backlogs are, `borders` the bounds, in tokens, between which the
+    border of the two moves; with the defaults nothing moves.
     """
 
     def __cinit__(self, *, uint32_t table_capacity, level_caps, uint64_t total_cap,
                   num_lanes=2, num_keys=1, key_weights=None, int64_t aging_step_ns=0,
-                  aged_every=4, lane_weights=(3, 1), uint64_t out_buffer_bytes=65536):
+                  aged_every=4, lane_weights=(3, 1), lane_share_mins=(1, 1),
+                  borders=(0, 0), uint32_t bypass_max=16, int64_t bypass_ns=10_000_000_000,
+                  uint64_t out_buffer_bytes=65536):
         cdef Books* books
         cdef uint32_t i
         check_shape(num_lanes, len(level_caps), num_keys, aging_step_ns, aged_every)
@@ -167,6 +121,15 @@ cdef class Scheduler:
         books.backlog.aging_step_ns = aging_step_ns
         books.backlog.aged_every = books.backlog.since_aged = aged_every
         set_weights(&books.backlog, lane_weights, key_weights or [1] * num_keys)
+        if not (0 <= lane_share_mins[0] <= 1 and 0 <= lane_share_mins[1] <= 1):
+            raise ValueError("lane_share_mins are parts of 1")
+        if not 0 <= bypass_ns <= 1LL << 58:
+            raise ValueError("bypass_ns must not be negative")
+        lanes_init(&books.shares, &books.backlog, lane_share_mins[0], lane_share_mins[1],
+                   borders[0], borders[1])
+        self.state.short_share = books.shares.share
+        books.backfill.bypass_max = bypass_max
+        books.backfill.bypass_ns = bypass_ns
         for i in range(books.backlog.num_levels):
             books.permits[i].cap = level_caps[i]
         books.total.cap = total_cap
@@ -192,21 +155,26 @@ cdef class Scheduler:
         state_free(self.state)
 
     def add_device_slot(self, *, uint16_t model=0, uint64_t kv_tokens, uint32_t num_sequences,
-                        double weight=1.0):
-        """Add one model on one device, before the first request: its number."""
+                        uint32_t num_extra=0, double weight=1.0):
+        """Add one model on one device, before the first request: its number.
+
+        `num_extra` sequences are there beside the others for who is of a better class than
+        somebody that runs there.
+        """
         cdef SchedulerState* s = self.state
         cdef DeviceSlot* slot
         if self.has_begun:
             raise RuntimeError("device slots are added before the first request")
         if s.num_slots == MAX_DEVICE_SLOTS:
             raise ValueError("too many device slots")
-        if not 1 <= num_sequences <= 65536 or not 0 < weight <= 1e6:
+        if not 1 <= num_sequences <= 65536 or num_extra > 65536 or not 0 < weight <= 1e6:
             raise ValueError("num_sequences at least 1, weight above 0")
         slot = <DeviceSlot*> new_lines(sizeof(DeviceSlot))
         if slot == NULL:
             raise MemoryError
         slot.waker.fd = -1
-        if (ring_init(&slot.dispatch, num_sequences) or ring_init(&slot.feedback, num_sequences)
+        if (ring_init(&slot.dispatch, num_sequences + num_extra)
+                or ring_init(&slot.feedback, num_sequences + num_extra)
                 or ring_init(&slot.events, s.capacity) or waker_init(&slot.waker)):
             slot_free(slot)
             raise MemoryError
@@ -217,7 +185,9 @@ cdef class Scheduler:
         slot.weight = weight
         books_of(s).ledger.slots[slot.index].capacity = kv_tokens
         books_of(s).ledger.slots[slot.index].num_sequences = num_sequences
+        books_of(s).ledger.slots[slot.index].num_extra = num_extra
         books_of(s).backlog.num_places += num_sequences
+        books_of(s).backlog.num_tokens += kv_tokens
         s.slots[slot.index] = slot
         s.num_slots += 1
         return slot.index
@@ -331,6 +301,21 @@ cdef class Scheduler:
         wake(&self.state.waker)
         self.lift(index_of(handle))
 
+    def evict(self, uint32_t level):
+        """Ask for the youngest that waits in the lowest class below this one to leave.
+
+        EV_ANSWERED tells whether one did, in the order of these calls. False: too many are
+        not answered yet.
+        """
+        self.check_level(level)
+        if self.num_evicting >= EVICTIONS_MAX:
+            return False
+        self.num_evicting += 1
+        # Cannot be full: see state_init.
+        ring_try_push(&self.state.submit, message(OP_EVICT, level))
+        wake(&self.state.waker)
+        return True
+
     def hold(self, uint64_t handle):
         """Let its output, its finish and what follows stay untold until resume() or cancel().
 
@@ -377,8 +362,9 @@ cdef class Scheduler:
         (EV_STARTED, sink, queue_ns)
         (EV_OUTPUT, sink, text, num_tokens, logprobs or None)   all that came since the last
         (EV_FINISHED, sink, Outcome)                            after the last output
-        (EV_EXPIRED | EV_CANCELLED | EV_NO_DEVICE, sink, None)  ended in the queue
+        (EV_EXPIRED | EV_CANCELLED | EV_NO_DEVICE | EV_EVICTED, sink, None)  ended in the queue
         (EV_SETTLED, sink, None)                                always the last one
+        (EV_ANSWERED, None, was_evicted)                        to an evict(); after the settling
         """
         cdef SchedulerState* s = self.state
         cdef list out = []
@@ -439,6 +425,10 @@ cdef class Scheduler:
             num_cells -= 1
             op = op_of(cell)
             index = index_of(cell)
+            if op == OP_EVICT:
+                self.num_evicting -= 1
+                out.append((op, None, False))
+                continue
             sink = <object> self.state.table[index].sink
             attempt = self.state.table[index].attempt
             if op == OP_STARTED:
@@ -448,6 +438,9 @@ cdef class Scheduler:
                 out.append((op, sink, None))
                 out.append((OP_SETTLED, sink, None))
                 self.release(index)
+                if op == OP_EVICTED:
+                    self.num_evicting -= 1
+                    out.append((OP_EVICT, None, True))
             elif is_held(&self.state.table[index]):
                 self.state.table[index].hold |= HOLD_END
             else:
@@ -581,6 +574,11 @@ cdef class Scheduler:
         self.check_level(level)
         return load_relaxed(&books_of(self.state).permits[level].taken)
 
+    @property
+    def border_tokens(self):
+        """Up to that a request is short, where nothing else decides; follows the backlogs."""
+        return load_relaxed(&books_of(self.state).shares.border_tokens)
+
     def drain_rate(self, uint32_t level):
         """Starts per second of this class while it had a queue; 0.0: not known yet."""
         self.check_level(level)
@@ -629,11 +627,17 @@ cdef class Scheduler:
             "levels": [level_figures(&books.levels[i], &books.permits[i])
                        for i in range(books.backlog.num_levels)],
             "slots": self.slots(),
-            "lanes": [lane_figures(&books.lanes[i]) for i in range(books.backlog.num_lanes)],
+            "lanes": [{**lane_figures(&books.lanes[i]),
+                       "share": books.backlog.lane_weights[i] / books.backlog.lane_weight_sum}
+                      for i in range(books.backlog.num_lanes)],
             # By lane, then by class.
             "queues": [[queue_figures(&books.queues[i * MAX_LEVELS + k])
                         for k in range(books.backlog.num_levels)]
                        for i in range(books.backlog.num_lanes)],
+            "border_tokens": load_relaxed(&books.shares.border_tokens),
+            "num_passes": load_relaxed(&books.backfill.num_passes),
+            "num_holds": load_relaxed(&books.backfill.num_holds),
+            "num_holding": load_relaxed(&books.backfill.num_held),
             # By name: what lies in it, and what fits.
             "rings": {"submit": ring_figures(&self.state.submit),
                       "events": ring_figures(&self.state.events),
@@ -720,41 +724,3 @@ cdef class Scheduler:
         """Declare a device slot dead, from any thread; there is no way back."""
         self.check_slot(slot)
         report_dead(self.state, slot)
-
-
-cdef tuple ring_figures(Ring* ring):
-    return ring_size(ring), ring.capacity
-
-
-cdef dict lane_figures(LaneBook* book):
-    return {
-        "num_waiting": load_relaxed(&book.num_waiting),
-        "num_running": load_relaxed(&book.num_running),
-        "num_started": load_relaxed(&book.num_started),
-    }
-
-
-cdef dict queue_figures(QueueBook* queue):
-    return {
-        "num_waiting": load_relaxed(&queue.num_waiting),
-        "num_started": load_relaxed(&queue.num_started),
-        "wait_ns_sum": load_relaxed(&queue.wait_ns_sum),
-        "drain_rate": load_relaxed(&queue.drain.per_gs) / 1e9,
-    }
-
-
-cdef dict level_figures(LevelBook* book, Permit* permit):
-    return {
-        "num_entered": load_relaxed(&permit.taken),
-        "num_waiting": load_relaxed(&book.num_waiting),
-        "num_enqueued": load_relaxed(&book.num_enqueued),
-        "num_started": load_relaxed(&book.num_started),
-        "num_expired": load_relaxed(&book.num_expired),
-        "num_cancelled": load_relaxed(&book.num_cancelled),
-        "num_no_device": load_relaxed(&book.num_no_device),
-        "num_promoted": load_relaxed(&book.num_promoted),
-        "num_aged_starts": load_relaxed(&book.num_aged_starts),
-        "wait_ns_sum": load_relaxed(&book.wait_ns_sum),
-        "oldest_arrival_ns": load_relaxed(&book.oldest_arrival_ns),
-        "drain_rate": load_relaxed(&book.drain.per_gs) / 1e9,
-    }

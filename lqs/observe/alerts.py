@@ -48,6 +48,16 @@ class Reading(NamedTuple):
     num_too_many: int  # Refusals with 429.
 
 
+class Switch:
+    """An action that somebody else looks at. Owner: the event loop."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+
+    def __call__(self, is_on: bool) -> None:
+        self.is_on = is_on
+
+
 class Teller(Protocol):
     """Where the lines go."""
 

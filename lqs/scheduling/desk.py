@@ -10,48 +10,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from lqs._core import (
+    EV_ANSWERED,
     EV_CANCELLED,
+    EV_EVICTED,
     EV_EXPIRED,
     EV_FINISHED,
     EV_NO_DEVICE,
     EV_OUTPUT,
     EV_SETTLED,
     EV_STARTED,
+    Door,
     Scheduler,
     TableFull,
     Work,
 )
+from lqs.config import Config
 from lqs.errors import RequestRefused
 from lqs.request import Outcome, Request, RequestState, Sink
+from lqs.scheduling.entrance import Entrance, NoPlace
 from lqs.scheduling.outlook import Outlook
-from lqs.scheduling.places import Places, living_seats
+from lqs.scheduling.pace import Pace
+from lqs.scheduling.ports import Body, Observer
 
-_ENDED = {EV_EXPIRED: "expired", EV_CANCELLED: "cancelled", EV_NO_DEVICE: "no_device"}
+_ENDED = {EV_EXPIRED: "expired", EV_CANCELLED: "cancelled", EV_NO_DEVICE: "no_device", EV_EVICTED: "evicted"}
 # What a client is told of those that it did not ask for.
-_REASONS = {"expired": "queue_timeout", "no_device": "no_device"}
-
-
-class Observer(Protocol):
-    """Who counts what happens; all calls come from the event loop."""
-
-    def started(self, request: Request, queue_ns: int) -> None: ...
-    def foretold(self, expected_ns: int, queue_ns: int) -> None: ...
-    def output(self, request: Request, num_tokens: int) -> None: ...
-    def finished(self, request: Request, outcome: Outcome) -> None: ...
-    def ended(self, request: Request, reason: str) -> None: ...
-    def event_lost(self, request: Request, error: Exception) -> None: ...
-
-
-class Body(Protocol):
-    """The body of the scheduler's thread: `run` returns after `stop`."""
-
-    def run(self) -> None: ...
-    def stop(self) -> None: ...
+_REASONS = {"expired": "queue_timeout", "no_device": "no_device", "evicted": "evicted"}
 
 
 @dataclass(slots=True, eq=False)
@@ -60,15 +50,16 @@ class Ticket:
 
     request: Request
     sink: Sink
+    pace: Pace
     expected_ns: int | None = None  # From arrival to start, as it looked when it came to wait.
     has_started: bool = False
 
 
 class Desk:
-    """The event loop's end of the scheduler.
+    """The event loop's end of the scheduler, and of the door before it.
 
     `body` is what the scheduler's thread does; tests leave it out and drive the scheduler
-    themselves.
+    themselves. `on_door` hears of the door's warning and breakers, see `Entrance`.
 
     Owner: the event loop.
     """
@@ -78,21 +69,22 @@ class Desk:
         scheduler: Scheduler,
         observer: Observer,
         *,
-        level_caps: Sequence[int],
-        total_cap: int,
+        door: Door,
         outlook: Outlook,
         body: Body | None = None,
+        on_door: Callable[[int | None, int], None] = lambda level, state: None,
+        now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.scheduler = scheduler
+        self.outlook = outlook
+        self.entrance = Entrance(scheduler, door, outlook, on_change=on_door, now_ns=now_ns)
         self._observer = observer
         self._body = body
+        self._over: Callable[[Request, Outcome | None], None] | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.outlook = outlook
-        self._places = Places(level_caps, total_cap, lambda: living_seats(scheduler.snapshot()))
         self._live: set[Ticket] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._paces: defaultdict[int, Pace] = defaultdict(Pace)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen for events, and start the scheduler's thread. Device slots are added before."""
@@ -103,6 +95,10 @@ class Desk:
         if self._body is not None:
             self._thread = threading.Thread(target=self._body.run, name="lqs-scheduler", daemon=True)
             self._thread.start()
+
+    def when_over(self, settle: Callable[[Request, Outcome | None], None]) -> None:
+        """Have `settle` called once for each submitted request: with its outcome, or None if it never ran."""
+        self._over = settle
 
     def close(self, limit_s: float) -> bool:
         """End the thread and listen no more; False if it did not end within the limit."""
@@ -115,28 +111,15 @@ class Desk:
         self._thread.join(limit_s)
         return not self._thread.is_alive()
 
-    def try_enter(self, request: Request) -> bool:
-        """Take a place in the request's class, if there is one or it can start at once.
-
-        Who was promised a place and comes for it may have those that are held against newcomers.
-        """
-        has_room = self._places.has_room(request.level, self.outlook.num_held(request))
-        if not has_room or not self.scheduler.try_enter(request.level):
-            return False
-        self.outlook.entered(request)
-        request.holds_permit = True
-        self._places.enter(request.level)
-        self._idle.clear()
-        return True
+    async def enter(self, request: Request, now_ns: int) -> NoPlace | None:
+        """Take a place for the request, waiting for it if it may; why not, if there is none."""
+        return await self.entrance.enter(request, now_ns)
 
     def leave(self, request: Request) -> None:
         """Give back a place that was taken and not used."""
         if request.holds_permit:
             request.holds_permit = False
-            self._places.leave(request.level)
-            self.outlook.left(request)
-            self.scheduler.leave(request.level)
-            self._check_idle()
+            self.entrance.leave(request)
 
     def abandon(self, request: Request) -> None:
         """The client left before its request was submitted."""
@@ -146,7 +129,7 @@ class Desk:
 
     def submit(self, request: Request, work: Work, sink: Sink, *, model: int) -> None:
         """Hand the request, with its place, to the scheduler. Raises RequestRefused."""
-        ticket = Ticket(request, sink)
+        ticket = Ticket(request, sink, self.pace(model))
         # From here on the place is the core's, also if it has no room in its table.
         request.holds_permit = False
         try:
@@ -166,13 +149,12 @@ class Desk:
                 footprint_tokens=request.footprint_tokens,
             )
         except TableFull:
-            self._places.leave(request.level)
-            self._check_idle()
+            self.entrance.lose(request)
             request.state, request.reason = RequestState.REFUSED, "queue_full"
             wait_s = self.retry_after_s(request)
             message = "The server holds as many requests as it can."
             raise RequestRefused("queue_full", message, retry_after_s=wait_s) from None
-        self._places.submit(request)
+        self.entrance.submit(request)
         request.model_index = model
         ticket.expected_ns = self.outlook.submitted(request)
         self._live.add(ticket)
@@ -201,13 +183,26 @@ class Desk:
     async def wait_idle(self, limit_s: float) -> bool:
         """Wait until no request is left; False if some still were after the limit."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), limit_s)
+            await asyncio.wait_for(self.entrance.wait_idle(), limit_s)
         return self.num_inside == 0
+
+    def reload(self, config: Config) -> None:
+        """Take over new bounds and rules of the queue."""
+        self.entrance.reload(config)
 
     @property
     def num_inside(self) -> int:
         """Requests with a place, whatever their state."""
-        return self._places.num_inside
+        return self.entrance.num_inside
+
+    def pace(self, model: int) -> Pace:
+        """How fast the model of that number has been of late."""
+        return self._paces[model]
+
+    @property
+    def border_tokens(self) -> int:
+        """Up to that a request counts as short just now."""
+        return self.scheduler.border_tokens
 
     def position(self, request: Request) -> int | None:
         """Its place in its lane, from 1, estimated; None when it does not wait."""
@@ -218,9 +213,14 @@ class Desk:
         position = self.position(request)
         return None if position is None else self.outlook.eta_s(request, position)
 
-    def retry_after_s(self, request: Request) -> float:
+    def service_s(self, request: Request) -> float:
+        """Seconds that it will run, as the latest did on the mean; 0 if nothing is known yet."""
+        return max((pace.mean_service_s for pace in self._paces.values()), default=0.0)
+
+    def retry_after_s(self, request: Request, not_before_ns: int = 0) -> float:
         """Seconds until there is a place for the request, who was refused; it is promised that place."""
-        return self.outlook.retry_after_s(request, num_free=max(self._places.num_free(request.level), 0))
+        num_free = self.entrance.num_free(request.level)
+        return self.outlook.retry_after_s(request, num_free=num_free, not_before_ns=not_before_ns)
 
     def drain_events(self) -> None:
         """Give every event that is there to the request it is about.
@@ -229,10 +229,14 @@ class Desk:
         request held is still given back.
         """
         for kind, ticket, *rest in self.scheduler.poll():
+            if kind == EV_ANSWERED:
+                self.entrance.answered(*rest)
+                continue
             try:
                 self._deliver(kind, ticket, rest)
             except Exception as error:
                 self._observer.event_lost(ticket.request, error)
+        self.entrance.tend()
 
     def _deliver(self, kind: int, ticket: Ticket, rest: list[Any]) -> None:
         request, sink = ticket.request, ticket.sink
@@ -245,7 +249,9 @@ class Desk:
             sink.started(rest[0])
         elif kind == EV_FINISHED:
             request.state = RequestState.FINISHED
+            ticket.pace.note(request, rest[0])
             self.outlook.finished(request, rest[0])
+            self._settle_limits(request, rest[0])
             self._observer.finished(request, rest[0])
             sink.finished(rest[0])
         elif kind == EV_SETTLED:
@@ -258,7 +264,7 @@ class Desk:
         request = ticket.request
         request.state = RequestState.RUNNING
         ticket.has_started = True
-        self._places.start(request.level)
+        self.entrance.start(request)
         self.outlook.started(request, queue_ns)
         self._observer.started(request, queue_ns)
         if ticket.expected_ns is not None:
@@ -270,17 +276,17 @@ class Desk:
         is_cancelled = reason == "cancelled"
         request.reason = request.reason or _REASONS.get(reason)
         request.state = RequestState.CANCELLED if is_cancelled else RequestState.REFUSED
+        self._settle_limits(request, None)
         self.outlook.ended(request)
         self._observer.ended(request, reason)
         ticket.sink.ended(reason)
 
+    def _settle_limits(self, request: Request, outcome: Outcome | None) -> None:
+        if self._over is not None:
+            self._over(request, outcome)
+
     def _settle(self, ticket: Ticket) -> None:
         self._live.discard(ticket)
-        self._places.settle(ticket.request, has_run=ticket.has_started)
+        self.entrance.settle(ticket.request, has_run=ticket.has_started)
         ticket.request.handle = None
-        self._check_idle()
         ticket.sink.settled()
-
-    def _check_idle(self) -> None:
-        if self.num_inside == 0:
-            self._idle.set()

@@ -17,7 +17,7 @@ from heapq import heapify, heapreplace
 from typing import Any
 
 from lqs.request import Outcome, Request
-from lqs.scheduling.pace import Pace, Rate, Run
+from lqs.scheduling.tempo import Pace, Rate, Run
 
 # What was worked out is good for so long, or until something starts or ends, but at least so long.
 _FRESH_NS, _STALE_NS = 100_000_000, 2_000_000

@@ -59,19 +59,27 @@ class Outlook:
         """Seconds that one who came now would wait; None: nothing is known yet."""
         return _seconds(self._new_wait_ns(level, lane, model))
 
-    def retry_after_s(self, request: Request, *, num_free: int) -> float:
+    def retry_after_s(self, request: Request, *, num_free: int, not_before_ns: int = 0) -> float:
         """Seconds until there is a place for the request, who was refused; it is promised that place."""
         if self._constant_retry_s:
             return self._constant_retry_s
         now_ns = self._now_ns()
         service_ns = self._service_ns(request, now_ns)
-        return self.promises.refused(request, num_free=num_free, service_ns=service_ns, now_ns=now_ns) / NS_PER_S
+        wait_ns = self.promises.refused(
+            request,
+            num_free=num_free,
+            service_ns=service_ns,
+            now_ns=now_ns,
+            least_ns=max(not_before_ns - now_ns, 0),
+        )
+        return wait_ns / NS_PER_S
 
-    def num_held(self, request: Request) -> int:
-        """Places that the request may not have, because others were promised them and come just now."""
+    def claim(self, request: Request) -> tuple[int, bool]:
+        """Places that the request may not have, because others come for them; and if it was promised one."""
         now_ns, level = self._now_ns(), request.level
-        num_held = self.promises.num_held(level, now_ns, self._level_caps[level])
-        return 0 if num_held and self.promises.is_due(request, now_ns) else num_held
+        if self.promises.is_due(request, now_ns):
+            return 0, True
+        return self.promises.num_held(level, now_ns, self._level_caps[level]), False
 
     # What happens.
 

@@ -1,81 +1,59 @@
-"""How fast requests run and come, from what was seen lately. Owner of everything here: the event loop."""
+"""How fast a model has been of late: what its requests took, so what the next will take.
+
+Prefill is told in nanoseconds per prompt token that was computed, decoding in nanoseconds per token
+made. Both are means that forget at a fixed pace, weighted by tokens, so one odd request moves them
+little. Nothing is known before the first request has ended.
+"""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from lqs.request import NS_PER_S, Outcome, Request
 
-from lqs._core import Finish
-from lqs.request import NS_PER_S, Outcome
-
-# What finished counts for the next this many that finish.
-_MEMORY = 16
-# Who was cut off says nothing about how long its kind gets.
-_ENDED_ITSELF = (Finish.FINISH_STOP, Finish.FINISH_LENGTH)
-# Arrivals of the last so many seconds say how many come.
-_ARRIVALS_S = 10.0
+# Tokens after which what was seen before counts for half as much as what was seen since.
+_MEMORY_TOKENS = 4096
+# How fast the mean of whole requests follows the latest one.
+_SERVICE_SHARE = 0.1
 
 
-@dataclass(slots=True)
-class Run:
-    """A request that runs."""
+class _Rate:
+    """Nanoseconds per token, forgetting."""
 
-    lane: int
-    num_prompt_tokens: int
-    max_tokens: int
-    started_ns: int
-    first_ns: int = 0
-    num_tokens: int = 0
+    def __init__(self) -> None:
+        self._ns = 0.0
+        self._tokens = 0.0
+
+    def note(self, ns: int, num_tokens: int) -> None:
+        """Take in what so many tokens took."""
+        kept = _MEMORY_TOKENS / (_MEMORY_TOKENS + num_tokens)
+        self._ns = self._ns * kept + ns
+        self._tokens = self._tokens * kept + num_tokens
+
+    def of(self, num_tokens: int) -> float:
+        """What so many tokens will take; 0 when nothing is known."""
+        return self._ns / self._tokens * num_tokens if self._tokens else 0.0
 
 
 class Pace:
-    """Time per token of what finished lately, the last ones counting most."""
+    """The pace of one model. Owner: the event loop."""
 
     def __init__(self) -> None:
-        self.decode_ns = self.decode_tokens = 0.0
-        self.prefill_ns = self.prompt_tokens = 0.0
-        self.made = self.granted = 0.0
+        self._prefill = _Rate()
+        self._decode = _Rate()
+        self.mean_service_s = 0.0  # From start to end; 0 when nothing is known.
 
-    def note(self, run: Run, outcome: Outcome) -> None:
-        """One has finished."""
-        keep = 1 - 1 / _MEMORY
-        self.decode_ns = self.decode_ns * keep + max(outcome.finished_ns - outcome.first_token_ns, 0)
-        self.decode_tokens = self.decode_tokens * keep + max(outcome.num_completion_tokens - 1, 0)
-        self.prefill_ns = self.prefill_ns * keep + max(outcome.first_token_ns - run.started_ns, 0)
-        self.prompt_tokens = self.prompt_tokens * keep + run.num_prompt_tokens
-        if outcome.finish in _ENDED_ITSELF:
-            self.made = self.made * keep + outcome.num_completion_tokens
-            self.granted = self.granted * keep + run.max_tokens
+    def note(self, request: Request, outcome: Outcome) -> None:
+        """Learn from one that has ended."""
+        num_prefilled = request.num_prompt_tokens - outcome.num_cached_tokens
+        if outcome.prefill_done_ns and num_prefilled > 0:
+            self._prefill.note(outcome.prefill_done_ns - outcome.assigned_ns, num_prefilled)
+        if outcome.prefill_done_ns and outcome.num_completion_tokens > 0:
+            self._decode.note(outcome.finished_ns - outcome.prefill_done_ns, outcome.num_completion_tokens)
 
-    @property
-    def prefill_ns_each(self) -> float:
-        """Time from start to first token, for each token of the prompt."""
-        return self.prefill_ns / self.prompt_tokens if self.prompt_tokens else 0.0
+        if outcome.assigned_ns and outcome.first_token_ns:
+            took_s = (outcome.finished_ns - outcome.assigned_ns) / NS_PER_S
+            known_s = self.mean_service_s or took_s
+            self.mean_service_s = known_s + _SERVICE_SHARE * (took_s - known_s)
 
-    @property
-    def share_made(self) -> float:
-        """How much of what they may make requests come to make."""
-        return self.made / self.granted if self.granted else 1.0
-
-
-class Rate:
-    """How many come in a while, the last ones counting most."""
-
-    def __init__(self) -> None:
-        self._count = 0.0
-        self._begun_ns = self._last_ns = 0
-
-    def note(self, now_ns: int) -> None:
-        """One has come."""
-        self._begun_ns = self._begun_ns or now_ns
-        self._count = self._left(now_ns) + 1
-        self._last_ns = now_ns
-
-    def per_ns(self, now_ns: int) -> float:
-        """Arrivals per nanosecond."""
-        seen_s = max((now_ns - self._begun_ns) / NS_PER_S, 1.0)
-        weight_s = _ARRIVALS_S * (1 - math.exp(-seen_s / _ARRIVALS_S))
-        return self._left(now_ns) / weight_s / NS_PER_S
-
-    def _left(self, now_ns: int) -> float:
-        return self._count * math.exp(-max(now_ns - self._last_ns, 0) / (_ARRIVALS_S * NS_PER_S))
+    def service_ns(self, num_prompt_tokens: int, num_completion_tokens: int) -> int:
+        """What a request will take from its start to its end; 0 when nothing is known."""
+        return int(self._prefill.of(num_prompt_tokens) + self._decode.of(num_completion_tokens))

@@ -122,17 +122,18 @@ class Promises:
         self._observe = observe
         self.num_made = self.num_kept = 0
 
-    def refused(self, request: Request, *, num_free: int, service_ns: float, now_ns: int) -> int:
+    def refused(self, request: Request, *, num_free: int, service_ns: float, now_ns: int, least_ns: int = 0) -> int:
         """Nanoseconds after which there is a place for one more, which is promised to the request.
 
         `service_ns` is the time in which its class frees one place, `num_free` those that are free
-        already.
+        already; nothing below `least_ns` is told.
         """
         line = self._lines[request.level]
         line.expire(now_ns)
         num_before = max(len(line.due_ns) * line.share - num_free, 0.0)
         wait_ns = int(service_ns * (num_before + 1 + _SLACK * (num_before + 1) ** 0.5))
-        wait_ns = max(wait_ns + int(self._rng.random() * min(service_ns, NS_PER_S)), int(RETRY_AFTER_S_MIN * NS_PER_S))
+        drawn_ns = int(self._rng.random() * min(service_ns, NS_PER_S))
+        wait_ns = max(wait_ns, least_ns, int(RETRY_AFTER_S_MIN * NS_PER_S)) + drawn_ns
         if wait_ns > RETRY_AFTER_S_MAX * NS_PER_S or len(line.due_ns) >= PROMISES_MAX:
             return int(self._rng.uniform(_SPREAD_FROM, 1.0) * RETRY_AFTER_S_MAX * NS_PER_S)
         line.add(_holder_of(request), now_ns + wait_ns)

@@ -14,10 +14,11 @@ import pytest
 
 from lqs.admission.gate import Gate
 from lqs.admission.prompts import Prompts
-from lqs.config import PromptsConfig, TierConfig
+from lqs.config import PromptsConfig
+from lqs.config_tiers import TierConfig
 from lqs.errors import BadRequest
 from lqs.request import NS_PER_S, Lane, PromptSource, Request, Sampling, Segment, Tenant
-from lqs.scheduling.core import make_scheduler
+from lqs.scheduling.core import make_door, make_scheduler
 from lqs.scheduling.desk import Desk
 from lqs.scheduling.outlook import make_outlook
 from lqs.settings import load
@@ -55,7 +56,7 @@ class Door:
         for model in (0, 1):
             core.add_device_slot(kv_tokens=1000, num_sequences=1, model=model)
         outlook = make_outlook(config, core, now_ns=lambda: self.now_ns)
-        self.desk = Desk(core, Told(), level_caps=config.level_caps, total_cap=config.queue.total, outlook=outlook)
+        self.desk = Desk(core, Told(), door=make_door(config), outlook=outlook)
         self.models = TwoModels(ByteServed(n_ctx=600), ByteServed(n_ctx=64, name="small", index=1))
         self.prompts = Prompts(PromptsConfig(threads=1))
         self.gate = Gate(

@@ -27,7 +27,7 @@ from lqs.engine.tokens import compile_markers
 from lqs.observe.alerts import Alerts, Level
 from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
-from lqs.scheduling.core import make_scheduler
+from lqs.scheduling.core import make_door, make_scheduler
 from lqs.scheduling.desk import Desk
 from lqs.scheduling.outlook import make_outlook
 
@@ -106,15 +106,13 @@ class House:
         self.ring = KeyRing(self.config)
         observer = Switch()
         scheduler = make_scheduler(self.config, self.ring.weights())
-        self.desk = Desk(
-            scheduler, observer, level_caps=self.config.level_caps, total_cap=self.config.queue.total,
-            outlook=make_outlook(self.config, scheduler),
-        )  # fmt: skip
+        outlook = make_outlook(self.config, scheduler)
+        self.desk = Desk(scheduler, observer, door=make_door(self.config), outlook=outlook)
         self.prompts = Prompts(self.config.prompts)
         self.gate = Gate(self.config, desk=self.desk, models=self.models, prompts=self.prompts)
         self.metrics = Metrics(
             self.config, model_name="M", core=scheduler.snapshot, workers=dict,
-            closed_reason=self.gate.closed_reason,
+            closed_reason=self.gate.closed_reason, door=self.desk.entrance.figures,
         )  # fmt: skip
         observer.target = self.metrics
         self.alerts = Alerts(self.config.alerts, log, {Level.DEGRADE: self.gate.degrader.force})

@@ -1,4 +1,4 @@
-"""How a setting is described: in the struct of its section, beside its type and its default."""
+"""How a setting says what it is."""
 
 from __future__ import annotations
 
