@@ -32,6 +32,7 @@ from posix.unistd cimport close, read
 include "core/rings.pxi"
 include "core/backlog.pxi"
 include "core/ledger.pxi"
+include "core/queues.pxi"
 include "core/backfill.pxi"
 include "core/lanes.pxi"
 include "core/limits.pxi"

@@ -12,8 +12,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from lqs.config_limits import LimitConfig
+from lqs.config_tiers import TierConfig, default_tiers
 from lqs.describe import key as _key
 from lqs.overflow import OverflowConfig
+from lqs.protection import AlertsConfig, DegradeConfig, RefusalsConfig
 
 CTX_MIN = 256  # llama.cpp makes no smaller context.
 
@@ -72,6 +74,9 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 0
     chat_template: Annotated[str, _key("File with a Jinja template; empty: the model's own.")] = ""
+    fallback: Annotated[
+        str, _key("Smaller model beside it that answers when waits are long: file or name; empty: none.")
+    ] = ""
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -246,19 +251,6 @@ class QueueConfig(OverflowConfig, frozen=True, forbid_unknown_fields=True):
     ] = 16_384
 
 
-class TierConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the keys of one tier may ask for."""
-
-    level: Annotated[int, _key("Class of its requests by default; 0 is the most urgent.", ge=0, le=7)]
-    best: Annotated[int, _key("Best class it may ask for; absent: its own.", ge=0, le=7)] | None = None
-    weight: Annotated[float, _key("Share of a key inside its class.", gt=0, le=1000)] = 1.0
-
-    @property
-    def best_level(self) -> int:
-        """The best class it may ask for."""
-        return self.level if self.best is None else self.best
-
-
 class KeysConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Where the API keys are, and who may come without one."""
 
@@ -286,15 +278,6 @@ class LogConfig(Struct, frozen=True, forbid_unknown_fields=True):
     access: Annotated[bool, _key("One line for each request.")] = True
 
 
-def _default_tiers() -> dict[str, TierConfig]:
-    return {
-        "vip": TierConfig(level=0),
-        "normal": TierConfig(level=2),
-        "free": TierConfig(level=3),
-        "batch": TierConfig(level=4),
-    }
-
-
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that can be set; `load` builds it and checks what one key alone cannot show."""
 
@@ -302,10 +285,13 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
     queue: QueueConfig = QueueConfig()
-    tiers: dict[str, TierConfig] = msgspec.field(default_factory=_default_tiers)
+    tiers: dict[str, TierConfig] = msgspec.field(default_factory=default_tiers)
     limits: dict[str, LimitConfig] = msgspec.field(default_factory=dict)
     keys: KeysConfig = KeysConfig()
     prompts: PromptsConfig = PromptsConfig()
+    refusals: RefusalsConfig = RefusalsConfig()
+    degrade: DegradeConfig = DegradeConfig()
+    alerts: AlertsConfig = AlertsConfig()
     log: LogConfig = LogConfig()
 
     @property
@@ -313,6 +299,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         """The cap of each class, in the order of `queue.levels`."""
         caps = self.queue.caps
         return caps * len(self.queue.levels) if len(caps) == 1 else caps
+
+    @property
+    def num_models(self) -> int:
+        """The model, and its fallback if there is one."""
+        return 1 + bool(self.model.fallback)
 
 
 def is_loopback(host: str) -> bool:

@@ -24,7 +24,7 @@ FLOORS = (
     {"__main__"},
     {"cli"},
     {"commands"},
-    {"serve", "listen", "collector", "process"},
+    {"serve", "listen", "collector", "process", "guard"},
     {"api"},
     {"admission"},
     {"scheduling"},
@@ -32,14 +32,14 @@ FLOORS = (
     {"observe"},
     {"settings"},
     {"request", "config", "wording", "plain"},
-    {"overflow", "config_limits"},
+    {"overflow", "config_limits", "config_tiers", "protection"},
     {"errors", "describe"},
     {"_engine"},
     {"_core"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Read as one part although they are several files.
-NEIGHBOURS = {("serve", "listen"), ("serve", "collector"), ("serve", "process")}
+NEIGHBOURS = {("serve", "listen"), ("serve", "collector"), ("serve", "process"), ("serve", "guard")}
 
 # Each foreign library comes in by one door.
 DOORS = {
@@ -50,7 +50,7 @@ DOORS = {
     "uvicorn": {"serve.py", "listen.py"},
     "httptools": {"serve.py", "listen.py"},
     "uvloop": {"serve.py"},
-    "prometheus_client": {"observe/metrics.py"},
+    "prometheus_client": {"observe/metrics.py", "observe/families.py"},
     "jinja2": {"engine"},
     "numpy": {"engine/synth"},
 }

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from lqs.config import Config, ModelConfig
 from lqs.engine.drill import Break
+from lqs.engine.fallback import config_of_fallback
 from lqs.engine.plan import Plan, make_plan
 from lqs.engine.slot import Slot, Worker
 from lqs.engine.template import ChatTemplate, TemplateInvalid
-from lqs.errors import EngineFailed, StartError
+from lqs.errors import ConfigError, EngineFailed, StartError
 from lqs.request import NS_PER_S
 
 if TYPE_CHECKING:
@@ -34,9 +35,11 @@ _UNKNOWN_LOAD_S = 5.0
 class Served:
     """A model under its name in requests. Owner: the event loop, once it is loaded."""
 
-    def __init__(self, config: Config, name: str, index: int, model: Model) -> None:
-        self.name = name
+    def __init__(self, config: Config, path: Path, index: int, model: Model) -> None:
+        self.path = path
+        self.name = config.model.name or path.name.removesuffix(".gguf")
         self.index = index
+        self.whole_config = config
         self.config: ModelConfig = config.model
         self.is_prefix_shared = config.engine.prefix_shared
         self.created = int(time.time())
@@ -128,9 +131,10 @@ class Served:
 
 
 class Models:
-    """All that is served; one model for now.
+    """All that is served: the model, and its fallback if there is one.
 
-    `make_model` and `make_worker` are the library's; tests bring their own. `drill` is what breaks on purpose.
+    `path` is the model's file, `fallback_path` the other's. `make_model` and `make_worker` are the
+    library's; tests bring their own. `drill` is what breaks on purpose.
 
     Owner: the event loop, but for `load`, which a thread of its own runs.
     """
@@ -143,6 +147,7 @@ class Models:
         *,
         make_model: Callable[[Path], Model],
         make_worker: Callable[..., Worker],
+        fallback_path: Path | None = None,
         drill: Sequence[Break] = (),
     ) -> None:
         self._config = config
@@ -150,8 +155,12 @@ class Models:
         self._scheduler = scheduler
         self._make_worker = make_worker
         self._drill = drill
-        name = config.model.name or path.name.removesuffix(".gguf")
-        self._served = {name: Served(config, name, 0, make_model(path))}
+        served = [Served(config, path, 0, make_model(path))]
+        if fallback_path is not None:
+            served.append(Served(config_of_fallback(config), fallback_path, 1, make_model(fallback_path)))
+        self._served = {each.name: each for each in served}
+        if len(self._served) < len(served):
+            raise ConfigError("model.fallback: has the name of the model itself; give model.name another.")
 
     @property
     def path(self) -> Path:
@@ -186,11 +195,19 @@ class Models:
         """The model of that name."""
         return self._served.get(name)
 
+    def fallback_of(self, served: Served) -> Served | None:
+        """The model that may answer in its place."""
+        others = (other for other in self._served.values() if other.index == served.index + 1)
+        return next(others, None)
+
     def load(self) -> Plan:
-        """Load the weights and open every device slot; takes long. Raises StartError."""
-        (served,) = self._served.values()
+        """Load the weights and open every device slot; takes long. The model's own plan. Raises StartError."""
+        plan, *_ = [self._load(served) for served in self._served.values()]
+        return plan
+
+    def _load(self, served: Served) -> Plan:
         served._model.load()
-        plan = make_plan(self._config, self._path)
+        plan = make_plan(served.whole_config, served.path)
         for device in plan.devices:
             served.slots.append(self._open(served, device, plan))
         served.prepare(plan)
@@ -268,7 +285,9 @@ class Models:
         for each in self._drill:
             if each.slot == number:
                 worker.break_at(each.kind, step=each.step)
-        return Slot(device, worker, plan.kv_tokens, number)
+        # A device has a slot for each model.
+        name = device if served.index == 0 else f"{device}@{served.name}"
+        return Slot(name, worker, plan.kv_tokens, number)
 
     def _kv_block(self, served: Served) -> int:
         """Tokens by which promises of KV grow, 0 where they cannot."""

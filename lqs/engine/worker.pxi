@@ -457,15 +457,39 @@ def backend_init():
         llama_backend_init()
 
 
+# Rounds are counted by the time they took: up to 1 us, and each bound four times the one
+# before; the last has no bound.
+cdef enum:
+    ROUND_BOUNDS = 10
+    ROUND_BOUND_NS = 1000
+
+# Atomic, one writer: the scheduler's thread.
+cdef struct RoundTimes:
+    uint64_t sum_ns
+    uint64_t[ROUND_BOUNDS + 1] counts
+
+
+cdef void round_times_add(RoundTimes* times, int64_t passed_ns) noexcept nogil:
+    cdef int64_t bound = ROUND_BOUND_NS
+    cdef int place = 0
+    while place < ROUND_BOUNDS and passed_ns > bound:
+        bound *= 4
+        place += 1
+    bump(&times.sum_ns, passed_ns)
+    bump(&times.counts[place], 1)
+
+
 @cython.final
 cdef class SchedulerThread:
     """The body of the scheduler's thread. The clock is read here: the core has none."""
     cdef Scheduler _scheduler
+    cdef RoundTimes _times
     cdef uint32_t _stopping
 
     def __cinit__(self, Scheduler scheduler not None):
         self._scheduler = scheduler
         self._stopping = 0
+        memset(&self._times, 0, sizeof(RoundTimes))
 
     def run(self):
         """Rounds until `stop`, without the GIL."""
@@ -475,10 +499,22 @@ cdef class SchedulerThread:
             while not load_acquire32(&self._stopping):
                 now_ns = lqs_now_ns()
                 due_ns = scheduler_round(s, now_ns)
+                round_times_add(&self._times, lqs_now_ns() - now_ns)
                 if due_ns < 0:
                     scheduler_sleep(s, -1)
                 elif due_ns > now_ns:
                     scheduler_sleep(s, due_ns - now_ns)
+
+    def snapshot(self) -> dict:
+        """Rounds by the time they took: seconds in all, and (bound in seconds, rounds up to it)."""
+        cdef int i
+        cdef uint64_t total = 0
+        counts = []
+        for i in range(ROUND_BOUNDS + 1):
+            total += load_relaxed(&self._times.counts[i])
+            bound = ROUND_BOUND_NS * 4.0 ** i / 1e9 if i < ROUND_BOUNDS else float("inf")
+            counts.append((bound, total))
+        return {"seconds": load_relaxed(&self._times.sum_ns) / 1e9, "counts": counts}
 
     def stop(self):
         """Ask `run` to end after its current round. Idempotent, from any thread."""

@@ -19,6 +19,7 @@ from lqs.errors import BadRequest, LimitTooSmall, LqsError, PromptTooLong, Reque
 from lqs.request import NS_PER_S, PromptSource, Request, RequestState, Tenant
 from lqs.scheduling.core import make_door, make_scheduler
 from lqs.scheduling.desk import Desk
+from lqs.scheduling.outlook import make_outlook
 from lqs.settings import load
 from tests.admission.parts import OneModel, a_request, text
 from tests.api.harness import until
@@ -40,7 +41,9 @@ class House:
         self.core = make_scheduler(self.config, [1.0] * 8)
         self.core.add_device_slot(kv_tokens=100_000, num_sequences=32)
         self.seen = Told()
-        self.desk = Desk(self.core, self.seen, door=make_door(self.config))
+        self.desk = Desk(
+            self.core, self.seen, door=make_door(self.config), outlook=make_outlook(self.config, self.core)
+        )
         self.models = OneModel()
         self.models.served.n_ctx = n_ctx
         self.prompts = Prompts(PromptsConfig(threads=1))
