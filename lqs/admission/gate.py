@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from lqs.admission.classes import Classes
+from lqs.admission.classes import Classes, expected_tokens
 from lqs.admission.deadlines import set_latest_start, set_limits
 from lqs.admission.degrade import Degrader
 from lqs.admission.limits import Limiters
@@ -36,7 +36,8 @@ from lqs.scheduling.entrance import NoPlace
 
 if TYPE_CHECKING:
     from lqs._core import Work
-    from lqs.engine.slots import Models, Served
+    from lqs.engine.served import Served
+    from lqs.engine.slots import Models
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -101,10 +102,10 @@ class Gate:
         try:
             served = await self.enter(request, time.monotonic_ns())
             work, served = await self._work(request, source, served)
-            self._classes.assign_lane(request, self._desk.border_tokens)
+            num_expected = expected_tokens(request, self._desk.seen_completion(request, served.index))
+            self._classes.assign_lane(request, self._desk.border_tokens, num_expected)
             self._limits.charge_work(request, patience_ns=request.expire_ns - time.monotonic_ns())
             await self._wait_turn(request)
-            num_expected = self._classes.expected_tokens(request)
             set_latest_start(request, self._config.queue, self._desk.pace(served.index), num_expected)
             if self._is_shut:
                 raise self._draining(request, time.monotonic_ns())

@@ -129,16 +129,22 @@ cdef uint32_t tail_quantile(LengthRow* row, uint32_t made) noexcept nogil:
     return 0
 
 
+# What three in four of the answers of a key that are longer than `made` do not exceed; of the
+# model's, while the key has too few. 0: too few are known.
+cdef uint32_t seen_completion(Lengths* lengths, uint32_t key, uint32_t model,
+                              uint32_t made) noexcept nogil:
+    cdef LengthRow* row = key_row(lengths, key, model)
+    cdef uint32_t length = 0
+    if load_relaxed(&row.owner) == row_owner(key, model):
+        length = tail_quantile(row, made)
+    return length if length else tail_quantile(&lengths.models[model % MODEL_ROWS], made)
+
+
 # The tokens that an answer of which `made` are there will probably have in the end: more
 # than that, but never more than max_tokens. For the scheduler's thread and, as a guess, any.
 cdef uint32_t predicted_completion(Lengths* lengths, uint32_t key, uint32_t model,
                                    uint32_t max_tokens, uint32_t made) noexcept nogil:
-    cdef LengthRow* row = key_row(lengths, key, model)
-    cdef uint64_t length = 0
-    if load_relaxed(&row.owner) == row_owner(key, model):
-        length = tail_quantile(row, made)
-    if length == 0:
-        length = tail_quantile(&lengths.models[model % MODEL_ROWS], made)
+    cdef uint64_t length = seen_completion(lengths, key, model, made)
     if length == 0:
         length = LENGTH_UNKNOWN if made < LENGTH_UNKNOWN else 2 * <uint64_t> made
     return <uint32_t> min(length, <uint64_t> max_tokens)

@@ -199,6 +199,10 @@ class Desk:
         """How fast the model of that number has been of late."""
         return self._paces[model]
 
+    def seen_completion(self, request: Request, model: int) -> int:
+        """Tokens that answers of the request's key had of late; 0 if too few are known."""
+        return self.scheduler.seen_completion(request.tenant.key_index, model)
+
     @property
     def border_tokens(self) -> int:
         """Up to that a request counts as short just now."""
