@@ -55,7 +55,8 @@ cpdef enum LimitSays:
 cdef enum:
     NUM_UNITS = 4           # what limiters may count; the caller gives them their meaning
     NUM_TOUCHED_MAX = 32    # limiters of one charge
-    NUM_MARKS = 64          # moments that a limiter tells apart
+    NUM_MARKS = 64          # moments that a limiter tells apart; a bucket gets more when it needs them
+    NUM_MARKS_MAX = 4096
     WAIT_NEVER = -1
     WAIT_UNKNOWN = -2       # until somebody ends
 
@@ -90,6 +91,7 @@ cdef struct Limiter:
     uint64_t gone           # of a sliding window: the last charge that has left it
     Mark* marks
     uint32_t num_marks
+    uint32_t marks_capacity
     uint32_t generation     # how many limiters have stood at this index
     uint8_t kind
     uint8_t unit            # which of a request's costs it counts
@@ -150,11 +152,23 @@ cdef inline void drop_mark(Limiter* limiter, uint32_t index) noexcept nogil:
             (limiter.num_marks - index) * sizeof(Mark))
 
 
+cdef bint more_marks(Limiter* limiter) noexcept nogil:
+    cdef Mark* grown
+    if limiter.marks_capacity >= NUM_MARKS_MAX:
+        return False
+    grown = <Mark*> realloc(limiter.marks, 2 * limiter.marks_capacity * sizeof(Mark))
+    if grown == NULL:
+        return False
+    limiter.marks = grown
+    limiter.marks_capacity *= 2
+    return True
+
+
 cdef void bucket_mark(Limiter* limiter, wide_t slack, uint64_t stamp) noexcept nogil:
     cdef uint32_t n = limiter.num_marks
     while n and limiter.marks[n - 1].slack >= slack:
         n -= 1
-    if n == NUM_MARKS:
+    if n == limiter.marks_capacity and not more_marks(limiter):
         # The newest stands for two moments, with the smaller slack of them: that is too little
         # for what came in between, never too much.
         n -= 1
@@ -426,9 +440,9 @@ cdef void limits_settle(LimitsState* s, ChargeState* charge, const int64_t* cost
 # A limiter, unused, its shape checked before: its number, or NOWHERE when there is no memory.
 cdef uint32_t limits_add(LimitsState* s, const Limiter* shape) noexcept nogil:
     cdef uint32_t index = 0 if s.num_live < s.num else s.num
-    cdef uint32_t capacity, generation
+    cdef uint32_t capacity
     cdef Limiter* grown
-    cdef Mark* marks
+    cdef Limiter kept
     while index < s.num and s.limiters[index].is_live:
         index += 1
     if index == s.capacity:
@@ -443,11 +457,12 @@ cdef uint32_t limits_add(LimitsState* s, const Limiter* shape) noexcept nogil:
         s.limiters[index].marks = <Mark*> calloc(NUM_MARKS, sizeof(Mark))
         if s.limiters[index].marks == NULL:
             return NOWHERE
-    marks = s.limiters[index].marks
-    generation = s.limiters[index].generation
+        s.limiters[index].marks_capacity = NUM_MARKS
+    kept = s.limiters[index]
     s.limiters[index] = shape[0]
-    s.limiters[index].marks = marks
-    s.limiters[index].generation = generation
+    s.limiters[index].marks = kept.marks
+    s.limiters[index].marks_capacity = kept.marks_capacity
+    s.limiters[index].generation = kept.generation
     s.limiters[index].is_live = True
     s.num = max(s.num, index + 1)
     s.num_live += 1
