@@ -9,6 +9,7 @@ a place; that is part of their time in the queue.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from array import array
@@ -83,7 +84,7 @@ class Gate:
         self._rng = rng or random.Random()
         self._service_s = service_s or desk.service_s
         self._drained_at_ns: int | None = None
-        self._is_shut = False
+        self._shut = asyncio.Event()
 
     async def admit(self, request: Request, source: PromptSource, sink: Sink) -> None:
         """Take a place, make the prompt, submit. Raises LqsError.
@@ -107,7 +108,7 @@ class Gate:
             self._limits.charge_work(request, patience_ns=request.expire_ns - time.monotonic_ns())
             await self._wait_turn(request)
             set_latest_start(request, self._config.queue, self._desk.pace(served.index), num_expected)
-            if self._is_shut:
+            if self._shut.is_set():
                 raise self._draining(request, time.monotonic_ns())
             self._desk.submit(request, work, sink, model=served.index)
         except asyncio.CancelledError:
@@ -141,7 +142,7 @@ class Gate:
 
     def shut(self) -> None:
         """The drain is over: also who is at the door already is sent away."""
-        self._is_shut = True
+        self._shut.set()
 
     def reload(self, config: Config) -> None:
         """Take over new limits; requests that are in keep theirs."""
@@ -228,7 +229,8 @@ class Gate:
         """Let it through when a leaky bucket does; its place in its class is its place in that line."""
         wait_s = self._limits.turn_s(request)
         if wait_s > 0:
-            await asyncio.sleep(wait_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._shut.wait(), wait_s)
 
     def _no_place(self, request: Request, no_place: NoPlace) -> RequestRefused:
         now_ns = time.monotonic_ns()

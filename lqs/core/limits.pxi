@@ -16,8 +16,8 @@
 #     token bucket     full at the start; `capacity` at once, then `amount` per period
 #     leaky bucket     a line of `capacity` that moves on by `amount` per period; who finds
 #                      room in it is told how long it is to its turn
-#     fixed window     `capacity` in each period, counted from the first moment on; twice
-#                      that may pass around the border between two
+#     fixed window     `capacity` in each period of the clock; twice that may pass around the
+#                      border between two
 #     sliding window   `capacity` in any period, wherever it begins
 #     parallel         `capacity` at once; whoever ends makes room
 #
