@@ -192,12 +192,22 @@ cdef void bucket_charge(Limiter* limiter, int64_t cost, int64_t now_ns,
     limiter.level = wide_product(now_ns, limiter.amount) + min(used, used_max)
 
 
+# The first mark after a charge, by halving: stamps grow.
+cdef uint32_t mark_after(const Limiter* limiter, uint64_t stamp) noexcept nogil:
+    cdef uint32_t low = 0, high = limiter.num_marks, middle
+    while low < high:
+        middle = (low + high) // 2
+        if limiter.marks[middle].stamp <= stamp:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 cdef void bucket_give_back(Limiter* limiter, int64_t amount, int64_t now_ns,
                            uint64_t stamp) noexcept nogil:
     cdef wide_t back = min(wide_product(amount, limiter.period_ns), bucket_used(limiter, now_ns))
-    cdef uint32_t first = 0, i
-    while first < limiter.num_marks and limiter.marks[first].stamp <= stamp:
-        first += 1
+    cdef uint32_t first = mark_after(limiter, stamp), i
     if first < limiter.num_marks:
         back = min(back, limiter.marks[first].slack)
     limiter.level -= back
@@ -264,7 +274,7 @@ cdef void window_charge(Limiter* limiter, int64_t cost, int64_t now_ns,
 
 cdef void window_give_back(Limiter* limiter, int64_t amount, int64_t now_ns,
                            uint64_t stamp) noexcept nogil:
-    cdef uint32_t i = 0
+    cdef uint32_t i
     window_roll(limiter, now_ns)
     if limiter.kind == FIXED_WINDOW:
         if stamp == <uint64_t> limiter.window:
@@ -272,8 +282,7 @@ cdef void window_give_back(Limiter* limiter, int64_t amount, int64_t now_ns,
     elif limiter.kind == PARALLEL:
         limiter.used -= amount
     elif stamp > limiter.gone:
-        while limiter.marks[i].stamp < stamp:
-            i += 1
+        i = mark_after(limiter, stamp - 1)
         limiter.marks[i].amount -= amount
         limiter.used -= amount
 
