@@ -596,7 +596,7 @@ cdef class Scheduler:
         return key_figures(&books_of(self.state).ledger.keys[key])
 
     def seen_completion(self, uint32_t key, uint16_t model):
-        """Tokens that three in four answers of this key had at most; 0: too few are known."""
+        """Tokens that half of the answers of this key had at most; 0: too few are known."""
         return seen_completion(&books_of(self.state).lengths, key, model, 0)
 
     def predicted_completion(self, uint32_t key, uint16_t model, uint32_t max_tokens):

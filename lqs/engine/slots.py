@@ -202,5 +202,5 @@ class Models:
 def _check_kv(served: Served, plan: Plan, worker: Worker) -> None:
     """Note where llama.cpp keeps more or less for a token than was planned."""
     kept, planned = worker.swapping.get("bytes_per_token", 0), plan.kv_bytes_per_token
-    if kept and abs(kept - planned) > _KV_TOLERANCE * planned:
+    if kept > 0 and abs(kept - planned) > _KV_TOLERANCE * planned:
         served.kv_problem = f"it takes {kept:g} bytes a token, and {planned} were planned; set engine.ctx by hand"

@@ -275,48 +275,46 @@ cdef class Worker:
         self.calibration = found
         return found
 
-    def calibrate_swap(self, int32_t num_tokens=64) -> dict:
+    def calibrate_swap(self, int32_t num_tokens=16) -> dict:
         """Compare copying cells out and in with computing them, and take what is faster from then on.
 
         Returns the tokens, `swap_ms`, `compute_ms`, and `bytes_per_token`: what llama.cpp keeps for a
-        cell, keys and values of all layers. Call it between `open` and `run`.
+        cell, keys and values of all layers; nothing where cells cannot be copied. Call it between
+        `open` and `run`.
         """
         cdef int32_t n = max(2, min(num_tokens, self.n_batch))
-        cdef size_t first = 0, whole = 0
-        # Twice: the first pass touches the memory.
-        for _ in range(2):
-            self._time_swap(1, &first)
-            swap_ms = self._time_swap(n, &whole) / 1e6
-        compute_ms = self._time_batch(n, 1) / 1e6
-        self._w.recomputes = swap_ms > compute_ms
-        self.swapping = {"tokens": n, "swap_ms": swap_ms, "compute_ms": compute_ms,
-                         "bytes_per_token": (whole - first) // (n - 1) - CELL_BYTES}
+        least_bytes, _, _ = self._swap_once(1)
+        num_bytes, swap_ns, compute_ns = self._swap_once(n)
+        self._w.recomputes = swap_ns < 0 or swap_ns > compute_ns
+        if swap_ns < 0:
+            return self.swapping
+        self.swapping = {"tokens": n, "swap_ms": swap_ns / 1e6, "compute_ms": compute_ns / 1e6,
+                         "bytes_per_token": (num_bytes - least_bytes) // (n - 1) - CELL_BYTES}
         return self.swapping
 
-    cdef int64_t _time_swap(self, int32_t num_tokens, size_t* num_bytes) except -1:
-        """Nanoseconds to copy a sequence of `num_tokens` out and in; the cache is cleared after it."""
+    cdef tuple _swap_once(self, int32_t num_tokens):
+        """Bytes of a sequence of `num_tokens`, ns to copy it out and in (-1: it cannot be), ns to compute it."""
         cdef llama_context* ctx = self._w.ctx
-        cdef int64_t began
+        cdef int64_t compute_ns, began
+        cdef size_t num_bytes
         cdef char* kept
         cdef bint is_back
         self._fill_batch(num_tokens, 1)
-        self._decode_once(num_tokens)
-        num_bytes[0] = lqs_state_size(ctx, 0)
-        kept = <char*>malloc(num_bytes[0])
+        compute_ns = self._decode_once(num_tokens)
+        num_bytes = lqs_state_size(ctx, 0)
+        kept = <char*>malloc(num_bytes)
         if kept == NULL:
             raise MemoryError("no memory to measure how fast cells are copied")
         with nogil:
             lqs_bind_worker(&self._w)
             began = lqs_now_ns()
-            is_back = lqs_state_get(ctx, kept, 0) == num_bytes[0] and lqs_seq_rm(ctx, 0, -1, -1) == 1
-            is_back = is_back and lqs_state_set(ctx, kept, num_bytes[0], 0)
+            is_back = lqs_state_get(ctx, kept, 0) == num_bytes and lqs_seq_rm(ctx, 0, -1, -1) == 1
+            is_back = is_back and lqs_state_set(ctx, kept, num_bytes, 0)
             began = lqs_now_ns() - began
             lqs_memory_clear(ctx)
             lqs_bind_worker(NULL)
         free(kept)
-        if not is_back:
-            raise EngineError("the state of a sequence could not be copied out and in")
-        return began
+        return num_bytes, began if is_back else -1, compute_ns
 
     @property
     def budget(self) -> int:
