@@ -495,35 +495,41 @@ cdef void limits_free(LimitsState* s) noexcept nogil:
 
 # --- Python's view ----------------------------------------------------------------------
 
+# One is made for each request; with a list of free ones and room for a few items inside, that
+# takes half the time.
+@cython.freelist(64)
 @cython.final
 cdef class Charge:
     """What one request was charged. Whoever drops it without settling it leaves its cost in the
-    limiters. `num` is how many of them there is room for; there is made more when it is needed.
-    `plan` is the caller's own.
+    limiters. `plan` is the caller's own.
 
     Owner: the thread of its Limits.
     """
 
     cdef ChargeState charge
+    cdef ChargeItem[6] few
     # When its turn is, on the caller's clock: leaky buckets let nobody pass before.
     cdef readonly int64_t turn_ns
     cdef public object plan
 
-    def __cinit__(self, uint32_t num=4, plan=None):
+    def __cinit__(self, plan=None):
+        self.charge.items = self.few
+        self.charge.capacity = 6
         self.plan = plan
-        self.make_room(min(num, <uint32_t> NUM_TOUCHED_MAX))
 
     def __dealloc__(self):
-        free(self.charge.items)
+        if self.charge.items != self.few:
+            free(self.charge.items)
 
     cdef int make_room(self, uint32_t num) except -1:
         cdef ChargeItem* grown
         if num > self.charge.capacity:
-            grown = <ChargeItem*> realloc(self.charge.items, num * sizeof(ChargeItem))
+            grown = <ChargeItem*> malloc(NUM_TOUCHED_MAX * sizeof(ChargeItem))
             if grown == NULL:
                 raise MemoryError
+            memcpy(grown, self.few, self.charge.num * sizeof(ChargeItem))
             self.charge.items = grown
-            self.charge.capacity = num
+            self.charge.capacity = NUM_TOUCHED_MAX
         return 0
 
     def __len__(self):
