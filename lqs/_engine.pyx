@@ -16,12 +16,14 @@ from libc.string cimport memcpy, memset, strncpy
 from libcpp cimport bool as cbool
 
 from lqs._core cimport (
+    DECODE_EVERY,
     FINISH_CANCELLED,
     FINISH_DEVICE,
     FINISH_ERROR,
     FINISH_LENGTH,
     FINISH_STOP,
     FINISH_TIMEOUT,
+    PREFILL_MIN,
     RECORD_LOGPROBS,
     RECORD_TEXT,
     Attempt,

@@ -1,0 +1,139 @@
+"""G15: nobody starves. Ten simulated minutes at 1.2 of the capacity, and the lowest class beside the proven bound.
+
+    python -m bench.starve [--load X] [--minutes N] [--seed N] [--quick] [--json FILE]
+
+The bound, for a request of level L that arrives at time t: from t + L x step on nobody who comes
+later is served before it, but for better classes that take at most `aged_every` - 1 of `aged_every`
+starts. So until it starts there are at most `aged_every` x (1 + those still waiting then that are
+due before it) starts. The starts are counted in the run; the time they take is what the run took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.core.measure import Row
+from lqs._core import Ending
+from lqs.config import Config
+from lqs.request import NS_PER_S
+from lqs.simulate.cost import EXAMPLE
+from lqs.simulate.generate import generate, spread
+from lqs.simulate.play import Devices, Played, capacity_of, play
+from lqs.simulate.policy import Policy
+
+SHARES = {0: 0.35, 2: 0.35, 4: 0.3}
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One request of the lowest class: how long it waited, and for how long and how many starts it might."""
+
+    waited_s: float
+    bound_s: float
+    num_starts: int
+    num_starts_max: int
+
+
+def waits_of(played: Played, policy: Policy, level: int) -> list[Wait]:
+    """Every request of the class that started, beside its bound. All stand in one lane, for one key."""
+    trace = played.trace
+    starts = sorted(
+        at_ns for at_ns, end in zip(played.started_ns, played.ending, strict=True) if end == Ending.ENDING_SERVED
+    )
+    virtual = [at + own * policy.aging_step_ns for at, own in zip(trace.arrival_ns, trace.level, strict=True)]
+    found = []
+    for number, own in enumerate(trace.level):
+        if own != level or played.ending[number] != Ending.ENDING_SERVED:
+            continue
+        due_ns = virtual[number]
+        before = sum(
+            trace.arrival_ns[other] <= due_ns < played.started_ns[other] and (virtual[other], other) < (due_ns, number)
+            for other in range(len(trace))
+        )
+        num_max = policy.aged_every * (before + 1)
+        first = bisect_right(starts, due_ns)
+        num_starts = max(bisect_right(starts, played.started_ns[number]) - first, 0)
+        ends_ns = starts[min(first + num_max, len(starts)) - 1] if first < len(starts) else due_ns
+        found.append(
+            Wait(
+                waited_s=(played.started_ns[number] - trace.arrival_ns[number]) / NS_PER_S,
+                bound_s=(max(ends_ns, due_ns) - trace.arrival_ns[number]) / NS_PER_S,
+                num_starts=num_starts,
+                num_starts_max=num_max,
+            )
+        )
+    return found
+
+
+def measure(load: float, minutes: float, seed: int) -> list[Row]:
+    """Play and judge."""
+    config = Config()
+    level = len(config.queue.levels) - 1
+    devices = Devices(1, EXAMPLE.cost, EXAMPLE.shape)
+    recipe = "poisson prompt=lognormal:60:0.6 answer=lognormal:24:0.5"
+    trial = generate(f"{recipe} requests=2000", seed=seed)
+    rate = load * capacity_of(trial, devices)
+    num = int(rate * minutes * 60)
+    trace = generate(f"{recipe} requests={num} rate={rate}", seed=seed)
+    spread(trace, SHARES, 0, seed=seed)
+    # Unbounded and patient, so that only the order decides; one lane, because shares of lanes are not the question.
+    bounds = {"level_caps": (num,) * (level + 1), "total_cap": num, "table_capacity": max(num, 16)}
+    policy = replace(Policy.named("lqs", config), lane_weights=(1,), has_keys=False, **bounds)
+    played = play(trace, policy, devices)
+    waits = waits_of(played, policy, level)
+    worst = max(waits, key=lambda wait: wait.waited_s)
+    tightest = max(waits, key=lambda wait: wait.num_starts / wait.num_starts_max)
+    num_never = sum(
+        own == level and end != Ending.ENDING_SERVED for own, end in zip(trace.level, played.ending, strict=True)
+    )
+    what = f"{len(waits)} requests of the lowest class, {minutes:g} min at {load:g} of the capacity"
+    holds = all(wait.num_starts <= wait.num_starts_max and wait.waited_s <= wait.bound_s for wait in waits)
+    return [
+        Row(
+            "G15",
+            f"{what}: longest wait",
+            worst.waited_s,
+            "s",
+            "its bound",
+            worst.bound_s,
+            worst.waited_s / worst.bound_s,
+            holds,
+        ),
+        Row(
+            "G15",
+            "starts after its time before the one nearest to its bound",
+            tightest.num_starts,
+            "starts",
+            "the most",
+            tightest.num_starts_max,
+            tightest.num_starts / tightest.num_starts_max,
+            holds,
+        ),
+        Row("G15", "of them never served", num_never, "requests", passed=num_never == 0),
+    ]
+
+
+def main() -> None:
+    """Print the rows, and write them where asked to."""
+    parser = argparse.ArgumentParser(prog="python -m bench.starve", description=__doc__.splitlines()[0])
+    parser.add_argument("--load", type=float, default=1.2, help="share of the capacity (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of simulated time (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the trace (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="as it is: it takes seconds")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
+    options = parser.parse_args()
+    print(f"bench.starve --load {options.load:g} --minutes {options.minutes:g} --seed {options.seed}")
+    rows = measure(options.load, options.minutes, options.seed)
+    for row in rows:
+        peer = f"{row.peer} {row.peer_value:,.1f} {row.unit}, {row.ratio:.2f} x" if row.peer else ""
+        print(f"{row.goal} {row.what:76} {row.value:>10,.1f} {row.unit:8} {peer:32} {'pass' if row.passed else 'FAIL'}")
+    if options.json:
+        options.json.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

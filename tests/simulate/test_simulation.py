@@ -1,0 +1,222 @@
+"""The core's simulation: its twin, what it must keep, and what it is for."""
+
+from array import array
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lqs._core import Ending, Scheduler, Simulation
+
+from .reference import Ask, simulate
+
+MS = 1_000_000
+KEY_WEIGHTS = [1.0, 2.0, 0.5]
+LANE_WEIGHTS = [3.0, 1.0]
+ENDINGS = {
+    Ending.ENDING_SERVED: "served",
+    Ending.ENDING_EXPIRED: "expired",
+    Ending.ENDING_NEVER_FITS: "no_device",
+    Ending.ENDING_REFUSED: "refused",
+    Ending.ENDING_TIMED_OUT: "timed out",
+}
+COST = (3 * MS, 2 * MS, MS, 0, 0)
+
+asks = st.lists(
+    st.builds(
+        Ask,
+        arrival_ns=st.integers(0, 60).map(lambda ms: ms * MS),
+        prompt=st.integers(1, 60),
+        answer=st.integers(1, 15),
+        level=st.integers(0, 2),
+        lane=st.integers(0, 1),
+        key=st.integers(0, 2),
+    ),
+    min_size=1,
+    max_size=24,
+)
+costs = st.tuples(
+    st.integers(1, 9 * MS), st.integers(0, 9 * MS), st.integers(0, MS), st.integers(0, 1000), st.integers(0, 1000)
+)
+
+
+class Run:
+    """The core's run of some requests."""
+
+    def __init__(self, asks, *, slots, costs, budget, batch_max, cap=1000, context_tokens=10**6, **shape):
+        limits = {name: shape.pop(name, 0) for name in ("queue_limit_ns", "run_limit_ns")}
+        num_lanes, num_levels = shape.pop("num_lanes", 1), shape.pop("num_levels", 3)
+        self.scheduler = Scheduler(
+            table_capacity=64,
+            level_caps=[cap] * num_levels,
+            total_cap=shape.pop("total_cap", 1000),
+            num_lanes=num_lanes,
+            lane_weights=shape.pop("lane_weights", [1.0] * num_lanes),
+            out_buffer_bytes=64,
+            **shape,
+        )
+        for kv_tokens, num_sequences in slots:
+            self.scheduler.add_device_slot(kv_tokens=kv_tokens, num_sequences=num_sequences)
+        self.asks = asks
+        self.columns = [array(kind, bytes(8 * len(asks)))[: len(asks)] for kind in "qqqB"]
+        started_ns, first_token_ns, ended_ns, ending = self.columns
+        self.simulation = Simulation(
+            self.scheduler,
+            [(*cost, budget, batch_max) for cost in costs],
+            arrival_ns=array("q", (ask.arrival_ns for ask in asks)),
+            prompt_tokens=array("I", (ask.prompt for ask in asks)),
+            completion_tokens=array("I", (ask.answer for ask in asks)),
+            max_tokens=array("I", (ask.answer for ask in asks)),
+            level=array("B", (ask.level for ask in asks)),
+            lane=array("B", (ask.lane for ask in asks)),
+            key=array("I", (ask.key for ask in asks)),
+            started_ns=started_ns,
+            first_token_ns=first_token_ns,
+            ended_ns=ended_ns,
+            ending=ending,
+            context_tokens=context_tokens,
+            **limits,
+        )
+
+    def to_the_end(self):
+        while self.simulation.play(5):
+            pass
+        assert self.simulation.num_left == 0
+        return self
+
+    @property
+    def outcomes(self):
+        return [(*times, ENDINGS[ending]) for *times, ending in zip(*self.columns, strict=True)]
+
+    def check_given_back(self):
+        """Everything that was taken is free again."""
+        figures = self.scheduler.snapshot()
+        for slot in figures["slots"]:
+            assert (slot["reserved"], slot["used"], slot["num_running"]) == (0, 0, 0)
+        assert [level["num_waiting"] for level in figures["levels"]] == [0] * len(figures["levels"])
+        assert [level["num_entered"] for level in figures["levels"]] == [0] * len(figures["levels"])
+        assert (figures["num_entered"], figures["num_running"], figures["num_broken"]) == (0, 0, 0)
+        assert figures["num_live"] == 0
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    asks=asks,
+    slots=st.lists(st.tuples(st.integers(40, 200), st.integers(1, 4)), min_size=1, max_size=2),
+    data=st.data(),
+    budget=st.integers(1, 40),
+    aged_every=st.integers(1, 3),
+    aging_step_ns=st.sampled_from([0, 20 * MS, 400 * MS]),
+    queue_limit_ns=st.sampled_from([0, 50 * MS]),
+)
+def test_skipping_over_equal_steps_changes_nothing(
+    asks, slots, data, budget, aged_every, aging_step_ns, queue_limit_ns
+):
+    """Starts, first tokens and ends are those of the plain twin, to the nanosecond."""
+    asks.sort(key=lambda ask: ask.arrival_ns)
+    shape = {
+        "slots": slots,
+        "costs": [data.draw(costs) for _ in slots],
+        "budget": budget,
+        "batch_max": data.draw(st.integers(4, 60)),
+        "num_lanes": 2,
+        "num_levels": 3,
+        "num_keys": 3,
+        "key_weights": KEY_WEIGHTS,
+        "lane_weights": LANE_WEIGHTS,
+        "aging_step_ns": aging_step_ns,
+        "aged_every": aged_every,
+        "queue_limit_ns": queue_limit_ns,
+    }
+    run = Run(asks, **shape).to_the_end()
+    simulate(asks, **shape)
+    assert run.outcomes == [(ask.started_ns, ask.first_token_ns, ask.ended_ns, ask.ending) for ask in asks]
+    run.check_given_back()
+
+
+def test_a_million_steps_are_one_event():
+    """Answers as long as that come to their end, at the time that the series says."""
+    shape = {"slots": [(2 * 10**6, 1)], "costs": [(10, 5, 0, 1, 0)], "context_tokens": 2 * 10**6}
+    run = Run([Ask(0, 1, 10**6)], budget=16, batch_max=16, **shape).to_the_end()
+    # The n-th step, from 1 on, has a context of n tokens.
+    assert run.outcomes == [(0, 16, 15 * 10**6 + 10**6 * (10**6 + 1) // 2, "served")]
+    assert run.simulation.slot_figures == [(10**6, run.outcomes[0][2])]
+
+
+def test_a_prompt_in_pieces_waits_for_its_last_piece():
+    run = Run([Ask(0, 40, 2)], slots=[(64, 1)], costs=[COST], budget=16, batch_max=64).to_the_end()
+    # 16 + 16 + 8 tokens, the last of which is drawn for, then one decode.
+    first_ns = (3 + 16) * MS + (3 + 16) * MS + (3 + 7 + 2) * MS
+    assert run.outcomes == [(0, first_ns, first_ns + 5 * MS, "served")]
+
+
+def test_what_comes_during_a_step_starts_with_the_next_one():
+    """The scheduler places it at once, the worker takes it when its step is over."""
+    asks = [Ask(0, 1, 3), Ask(6 * MS, 1, 1)]
+    run = Run(asks, slots=[(64, 2)], costs=[COST], budget=16, batch_max=64).to_the_end()
+    # Steps of 5 ms end at 5 and 10; the third has both.
+    assert run.outcomes == [(0, 5 * MS, 17 * MS, "served"), (6 * MS, 17 * MS, 17 * MS, "served")]
+
+
+def test_a_request_that_runs_too_long_is_ended_between_two_steps():
+    asks = [Ask(0, 1, 1000), Ask(10 * MS, 1, 1)]
+    run = Run(asks, slots=[(2000, 1)], costs=[COST], budget=16, batch_max=64, run_limit_ns=52 * MS).to_the_end()
+    assert run.outcomes == [(0, 5 * MS, 55 * MS, "timed out"), (55 * MS, 60 * MS, 60 * MS, "served")]
+    run.check_given_back()
+
+
+def test_who_can_start_at_once_needs_no_place():
+    asks = [Ask(0, 1, 1), Ask(0, 1, 1), Ask(0, 1, 1)]
+    run = Run(asks, slots=[(64, 2)], costs=[COST], budget=16, batch_max=64, cap=0, total_cap=0).to_the_end()
+    assert [ending for *_, ending in run.outcomes] == ["served", "served", "refused"]
+
+
+def test_who_finds_no_place_is_refused():
+    asks = [Ask(0, 1, 1), *(Ask(MS, 1, 1, level=level) for level in (0, 1, 0, 1))]
+    run = Run(asks, slots=[(64, 1)], costs=[COST], budget=16, batch_max=64, cap=1, total_cap=2).to_the_end()
+    assert [ending for *_, ending in run.outcomes] == ["served", "served", "served", "refused", "refused"]
+    run.check_given_back()
+
+
+def test_a_prompt_that_fills_the_context_never_fits_and_a_long_answer_is_cut():
+    asks = [Ask(0, 32, 1), Ask(0, 30, 50)]
+    run = Run(asks, slots=[(64, 1)], costs=[COST], budget=64, batch_max=64, context_tokens=32).to_the_end()
+    assert [ending for *_, ending in run.outcomes] == ["no_device", "served"]
+    # Two tokens, not fifty.
+    assert run.outcomes[1][2] - run.outcomes[1][1] == 5 * MS
+
+
+def test_the_table_bounds_who_is_inside():
+    asks = [Ask(0, 1, 1) for _ in range(70)]
+    run = Run(asks, slots=[(64, 1)], costs=[COST], budget=16, batch_max=64).to_the_end()
+    endings = [ending for *_, ending in run.outcomes]
+    assert (endings.count("served"), endings.count("refused")) == (64, 6)
+
+
+def test_a_simulation_that_is_left_in_the_middle_gives_its_memory_back():
+    run = Run([Ask(i, 1, 50) for i in range(20)], slots=[(640, 4)], costs=[COST], budget=16, batch_max=64)
+    assert run.simulation.play(10) is True
+    assert run.simulation.num_left == 20
+    del run
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"costs": []}, ValueError),
+        ({"costs": [(-1, 0, 0, 0, 0)]}, ValueError),
+        ({"batch_max": 1}, ValueError),
+        ({"num_levels": 1}, IndexError),
+    ],
+)
+def test_what_cannot_be_played_is_refused(change, error):
+    shape = {"slots": [(64, 2)], "costs": [COST], "budget": 16, "batch_max": 64} | change
+    with pytest.raises(error):
+        Run([Ask(0, 1, 1, level=1)], **shape)
+
+
+def test_arrivals_go_forward_and_columns_are_of_one_length():
+    with pytest.raises(ValueError, match="do not go back"):
+        Run([Ask(5, 1, 1), Ask(4, 1, 1)], slots=[(64, 1)], costs=[COST], budget=16, batch_max=64)
+    with pytest.raises(ValueError, match="do not go back"):
+        Run([Ask(-5, 1, 1)], slots=[(64, 1)], costs=[COST], budget=16, batch_max=64)
