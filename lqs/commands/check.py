@@ -68,7 +68,7 @@ def _lengths(text: str) -> Lengths:
 
 def _cost_path(model: Path) -> Path:
     """Where the calibration of a model lies by itself."""
-    return store_folder(os.environ).parent / "calibrations" / f"{model.stem}.json"
+    return store_folder(os.environ) / "calibrations" / f"{model.stem}.json"
 
 
 def _calibrate(config: Config, model: Path, cost: Path) -> Calibration:
