@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 from bisect import bisect_right
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from bench.core.measure import Row
 from lqs._core import Ending
-from lqs.config import Config
+from lqs.config import Config, QueueConfig
 from lqs.request import NS_PER_S
 from lqs.simulate.cost import EXAMPLE
 from lqs.simulate.generate import generate, spread
@@ -38,13 +40,14 @@ class Wait:
     num_starts_max: int
 
 
-def waits_of(played: Played, policy: Policy, level: int) -> list[Wait]:
+def waits_of(played: Played, queue: QueueConfig, level: int) -> list[Wait]:
     """Every request of the class that started, beside its bound. All stand in one lane, for one key."""
     trace = played.trace
     starts = sorted(
         at_ns for at_ns, end in zip(played.started_ns, played.ending, strict=True) if end == Ending.ENDING_SERVED
     )
-    virtual = [at + own * policy.aging_step_ns for at, own in zip(trace.arrival_ns, trace.level, strict=True)]
+    step_ns = int(queue.aging_step_s * NS_PER_S)
+    virtual = [at + own * step_ns for at, own in zip(trace.arrival_ns, trace.level, strict=True)]
     found = []
     for number, own in enumerate(trace.level):
         if own != level or played.ending[number] != Ending.ENDING_SERVED:
@@ -54,7 +57,7 @@ def waits_of(played: Played, policy: Policy, level: int) -> list[Wait]:
             trace.arrival_ns[other] <= due_ns < played.started_ns[other] and (virtual[other], other) < (due_ns, number)
             for other in range(len(trace))
         )
-        num_max = policy.aged_every * (before + 1)
+        num_max = queue.aged_every * (before + 1)
         first = bisect_right(starts, due_ns)
         num_starts = max(bisect_right(starts, played.started_ns[number]) - first, 0)
         ends_ns = starts[min(first + num_max, len(starts)) - 1] if first < len(starts) else due_ns
@@ -81,10 +84,18 @@ def measure(load: float, minutes: float, seed: int) -> list[Row]:
     trace = generate(f"{recipe} requests={num} rate={rate}", seed=seed)
     spread(trace, SHARES, 0, seed=seed)
     # Unbounded and patient, so that only the order decides; one lane, because shares of lanes are not the question.
-    bounds = {"level_caps": (num,) * (level + 1), "total_cap": num, "table_capacity": max(num, 16)}
-    policy = replace(Policy.named("lqs", config), lane_weights=(1,), has_keys=False, **bounds)
+    queue = msgspec.structs.replace(
+        config.queue,
+        caps=(num,),
+        total=num,
+        table_capacity=max(num, 16),
+        timeout_s=0.0,
+        request_timeout_s=0.0,
+        high_load_at=1.0,
+    )
+    policy = Policy("lqs", msgspec.structs.replace(config, queue=queue), has_keys=False, has_lanes=False)
     played = play(trace, policy, devices)
-    waits = waits_of(played, policy, level)
+    waits = waits_of(played, queue, level)
     worst = max(waits, key=lambda wait: wait.waited_s)
     tightest = max(waits, key=lambda wait: wait.num_starts / wait.num_starts_max)
     num_never = sum(

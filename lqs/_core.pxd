@@ -55,6 +55,8 @@ cdef enum Op:
     OP_CANCELLED = 9    # ... and so did these; each of the three also settles it
     OP_NO_DEVICE = 10
     OP_SETTLED = 11     # scheduler -> loop: all is given back, the entry may be freed
+    OP_EVICT = 14       # loop -> scheduler: one below this class must leave; back: nobody can
+    OP_EVICTED = 15     # scheduler -> loop: it had to; as OP_EXPIRED, and answers OP_EVICT
 
 # Why an attempt ended. Python sees these too.
 cpdef enum Finish:
@@ -484,6 +486,7 @@ cdef class Scheduler:
     cdef uint64_t num_held          # entries whose HOLD_ON is up
     cdef uint64_t num_starved       # times a worker was found to wait for room in `out`
     cdef uint64_t num_kept          # attempts left to the workers of dead device slots
+    cdef uint32_t num_evicting      # OP_EVICT under way
     cdef bint has_begun             # no more device slots may be added
     cdef object __weakref__
 

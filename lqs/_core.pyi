@@ -15,6 +15,8 @@ EV_EXPIRED: Final[int]
 EV_CANCELLED: Final[int]
 EV_NO_DEVICE: Final[int]
 EV_SETTLED: Final[int]
+EV_EVICTED: Final[int]
+EV_ANSWERED: Final[int]
 
 class Finish(IntEnum):
     FINISH_NONE = 0
@@ -30,8 +32,23 @@ class Ending(IntEnum):
     ENDING_SERVED = 1
     ENDING_TIMED_OUT = 2
     ENDING_REFUSED = 3
-    ENDING_EXPIRED = 4
-    ENDING_NEVER_FITS = 5
+    ENDING_BREAKER = 4
+    ENDING_EVICTED = 5
+    ENDING_EXPIRED = 6
+    ENDING_NEVER_FITS = 7
+
+class DoorSays(IntEnum):
+    DOOR_IN = 0
+    DOOR_EVICT = 1
+    DOOR_WAIT = 2
+    DOOR_FULL = 3
+    DOOR_BROKEN = 4
+    DOOR_NOBODY = 5
+
+class Breaker(IntEnum):
+    BREAKER_CLOSED = 0
+    BREAKER_HALF_OPEN = 1
+    BREAKER_OPEN = 2
 
 class TableFull(Exception): ...
 class LedgerBroken(Exception): ...
@@ -110,6 +127,47 @@ class Ledger:
     def key(self, key: int) -> dict[str, int]: ...
     def cycle(self, n: int) -> None: ...
 
+@final
+class Door:
+    def __new__(cls, num_levels: int) -> Self: ...
+    def set_rules(
+        self,
+        *,
+        caps: Sequence[int],
+        total: int,
+        demotes: Sequence[bool],
+        evicts: Sequence[bool],
+        place_waits_ns: Sequence[int],
+        num_guests_max: int,
+        warn: int,
+        clear: int,
+        full: int,
+        open_ns: int,
+        num_probes: int,
+    ) -> None: ...
+    def look(self, scheduler: Scheduler) -> None: ...
+    def see(self, *, num_sequences: int, kv_tokens: int, kv_reserved: int = 0) -> None: ...
+    @property
+    def num_inside(self) -> int: ...
+    @property
+    def num_guests(self) -> int: ...
+    @property
+    def due_ns(self) -> int | None: ...
+    @property
+    def load(self) -> float: ...
+    def figures(self, now_ns: int) -> dict[str, Any]: ...
+    def changes(self) -> list[tuple[int | None, int]]: ...
+    def enter(
+        self, level: int, now_ns: int, *, expire_ns: int = 0, user: int = 0
+    ) -> tuple[int, int, int | None, int]: ...
+    def answer(self, was_evicted: bool, now_ns: int) -> tuple[int, int, int]: ...
+    def tend(self, now_ns: int) -> list[tuple[int, int, int]]: ...
+    def give_up(self, guest: int) -> None: ...
+    def submit(self, footprint_tokens: int) -> None: ...
+    def start(self, level: int) -> None: ...
+    def leave(self, level: int) -> None: ...
+    def settle(self, level: int, footprint_tokens: int, *, has_run: bool) -> None: ...
+
 class Work: ...
 
 @final
@@ -172,6 +230,7 @@ class Scheduler:
         footprint_tokens: int = 0,
     ) -> int: ...
     def cancel(self, handle: int) -> None: ...
+    def evict(self, level: int) -> bool: ...
     def hold(self, handle: int) -> None: ...
     def resume(self, handle: int) -> None: ...
     @property
@@ -238,6 +297,7 @@ class Simulation:
     def __new__(
         cls,
         scheduler: Scheduler,
+        door: Door,
         costs: Sequence[tuple[float, float, float, float, float, int, int]],
         *,
         arrival_ns: array[int],
@@ -254,6 +314,7 @@ class Simulation:
         context_tokens: int,
         queue_limit_ns: int = 0,
         run_limit_ns: int = 0,
+        high_load_at: float = 1.0,
     ) -> Self: ...
     @property
     def num_left(self) -> int: ...

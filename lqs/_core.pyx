@@ -7,6 +7,7 @@ between threads and who owns it; each part says what it decides:
     backlog    who waits and who is next
     ledger     what is promised and what was given
     round      one pass of the scheduler over all three
+    door       who comes in, who waits for a place and who is sent away
     faces      each of them alone, for Python
     scheduler  the event loop's side; the only part that touches Python objects per request
     drive      native threads' work for stress tests and measuring
@@ -18,7 +19,8 @@ cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdlib cimport calloc, free
+from libc.stdint cimport INT64_MAX
+from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 from posix.time cimport timespec
 from posix.unistd cimport close, read
@@ -27,6 +29,8 @@ include "core/rings.pxi"
 include "core/backlog.pxi"
 include "core/ledger.pxi"
 include "core/round.pxi"
+include "core/door.pxi"
+include "core/door_face.pxi"
 include "core/faces.pxi"
 include "core/scheduler.pxi"
 include "core/drive.pxi"

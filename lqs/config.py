@@ -6,17 +6,15 @@ Plain data; `lqs.settings` reads and checks it.
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
 
+from lqs.overflow import OverflowConfig
+from lqs.overflow import key as _key
+
 CTX_MIN = 256  # llama.cpp makes no smaller context.
-
-
-def _key(doc: str, unit: str = "", **bound: Any) -> Meta:
-    """Describe a key: what it does, in which unit, within which bound."""
-    return Meta(description=doc, extra={"unit": unit}, **bound)
 
 
 class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -135,8 +133,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     )
 
 
-class QueueConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """The classes in which requests wait, and for how long."""
+class QueueConfig(OverflowConfig, frozen=True, forbid_unknown_fields=True):
+    """The classes in which requests wait, for how long, and what happens when they are full."""
 
     levels: Annotated[
         tuple[Annotated[str, Meta(pattern="^[a-z][a-z0-9_]{0,31}$")], ...],

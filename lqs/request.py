@@ -145,7 +145,7 @@ class Request:
     # Filled in by admission.
     level: int = 0
     lane: Lane = Lane.SHORT
-    is_clamped: bool = False  # The wish for priority was above the tenant's bound.
+    is_clamped: bool = False  # It stands in another class than it wished.
     prompt: array[int] = field(default_factory=lambda: array("i"))
     max_tokens_granted: int = 0  # What the context leaves of max_tokens.
     expire_ns: int = 0  # Leaves the queue unserved then; 0: never.
@@ -193,7 +193,7 @@ class Sink(Protocol):
     """The receiver of one request's events, called in the event loop and never re-entered.
 
     Order: started, output..., finished, settled; or ended, settled. `ended` carries one of
-    "expired", "cancelled" and "no_device": nothing was computed. After `settled` nothing comes.
+    "expired", "cancelled", "evicted" and "no_device": nothing was computed. After `settled` nothing comes.
     A sink must not raise.
     """
 

@@ -29,10 +29,11 @@ from lqs.engine.slots import Models
 from lqs.engine.store import DEFAULT_MODEL, Store, store_folder
 from lqs.errors import DeviceError, StartError
 from lqs.listen import HttpServer, bind, make_http, url_of
+from lqs.observe.door import door_log
 from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
 from lqs.process import in_thread, leave, raise_file_limit
-from lqs.scheduling.core import make_scheduler
+from lqs.scheduling.core import make_door, make_scheduler
 from lqs.scheduling.desk import Desk
 from lqs.settings import check_exposure
 
@@ -107,6 +108,8 @@ class Server:
             config = self._reload_config() if self._reload_config else self._config
             if config.queue.levels != self._config.queue.levels:
                 raise StartError("queue.levels: the classes change only with a restart.")
+            if config.queue.table_capacity != self._config.queue.table_capacity:
+                raise StartError("queue.table_capacity: it changes only with a restart.")
             self._services.keys.reload(config)
         except StartError as error:
             self._log.error("reload failed, nothing changed", reason=str(error))
@@ -249,13 +252,14 @@ def build(
         # What is made below.
         closed_reason=lambda: gate.closed_reason(),  # noqa: PLW0108
         bounds=lambda: server.bounds(),  # noqa: PLW0108
+        door=lambda: desk.entrance.figures(),  # noqa: PLW0108
     )
     desk = Desk(
         scheduler,
         metrics,
-        level_caps=config.level_caps,
-        total_cap=config.queue.total,
+        door=make_door(config),
         body=library.SchedulerBody(scheduler),
+        on_door=door_log(log, config.queue.levels),
     )
     prompts = Prompts(config.prompts)
     gate = Gate(config, desk=desk, models=models, prompts=prompts)

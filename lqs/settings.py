@@ -279,6 +279,7 @@ def _check_together(config: Config) -> None:
             config.keys.anonymous_tier in config.tiers,
             f"keys.anonymous_tier: there is no tier {config.keys.anonymous_tier!r}.",
         ),
+        *queue.overflow_rules(num_levels),
         *_tier_rules(config),
     ]
     for holds, message in rules:

@@ -33,6 +33,7 @@ FLOORS = (
     {"observe"},
     {"settings"},
     {"request", "config", "wording", "plain"},
+    {"overflow"},
     {"errors"},
     {"_engine"},
     {"_core"},

@@ -5,6 +5,7 @@ test_docs.py fails while the page and the code disagree.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ def _default(setting: Setting) -> str:
     if value is None:
         return ""
     if isinstance(value, tuple):
-        return f"`{list(value)}`".replace("'", '"')
+        return f"`{json.dumps(list(value))}`"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`" if value != "" else "empty"
 
 

@@ -1,10 +1,14 @@
-"""From what a request wishes and its key allows to the class it stands in, and to its lane."""
+"""From what a request wishes and its key allows to the class it stands in, and to its lane.
+
+The class is decided once, at arrival: the wish, within what the key may have; one better for a deadline
+that is close; one lower while the load is high, unless it is of the best class.
+"""
 
 from __future__ import annotations
 
 from lqs.config import QueueConfig
 from lqs.errors import BadRequest
-from lqs.request import Lane, Request
+from lqs.request import NS_PER_S, Lane, Request
 
 # What a request without max_tokens is taken to answer, when it is sorted into a lane.
 _EXPECTED_COMPLETION_TOKENS = 256
@@ -17,11 +21,16 @@ class Classes:
         self._queue = queue
         self._lowest = len(queue.levels) - 1
 
-    def assign(self, request: Request) -> None:
-        """Set the request's class: its wish, within what its key may have and what there is."""
-        wish = self._wish(request)
-        request.level = min(max(wish, request.tenant.best_level), self._lowest)
-        request.is_clamped = request.level != wish
+    def assign(self, request: Request, *, load: float = 0.0, service_s: float = 0.0) -> None:
+        """Set the request's class. `load` is the server's, `service_s` how long it is expected to run (0: unknown)."""
+        wish, best = self._wish(request), request.tenant.best_level
+        level = min(max(wish, best), self._lowest)
+        if level > best and self._is_urgent(request, service_s):
+            level -= 1
+        if level > 0 and load > self._queue.high_load_at:
+            level = min(level + 1, self._lowest)
+        request.level = level
+        request.is_clamped = level != wish
 
     def assign_lane(self, request: Request) -> None:
         """Set the lane from the tokens it is expected to take; `task_type` decides in between."""
@@ -30,6 +39,10 @@ class Classes:
             num_completion = min(num_completion, _EXPECTED_COMPLETION_TOKENS)
         num_tokens = request.num_prompt_tokens + num_completion
         request.lane = Lane.LONG if self._is_long(request.task_type, num_tokens) else Lane.SHORT
+
+    def _is_urgent(self, request: Request, service_s: float) -> bool:
+        left_s = (request.deadline_ns - request.arrival_ns) / NS_PER_S
+        return request.deadline_ns != 0 and left_s < self._queue.urgent_below * service_s
 
     def _is_long(self, wish: str | None, num_tokens: int) -> bool:
         if num_tokens > self._queue.long_tokens_min:

@@ -2,7 +2,8 @@
 
 Refuses early and says when to come back: a request that finds no place costs less here than in
 the backlog. The place in its class is taken first, before any work on the prompt, so that what
-waits for a pool thread counts against the same bound as what waits for a device.
+waits for a pool thread counts against the same bound as what waits for a device. Some may wait for
+a place; that is part of their time in the queue.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from lqs.config import Config
 from lqs.errors import RETRY_AFTER_S_MAX, RETRY_AFTER_S_MIN, NotFound, RequestRefused
 from lqs.request import NS_PER_S, PromptSource, Request, RequestState, Sink
 from lqs.scheduling.desk import Desk
+from lqs.scheduling.entrance import NoPlace
 
 if TYPE_CHECKING:
     from lqs._core import Work
@@ -29,12 +31,20 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _NO_DEVICE_RETRY_S = 30.0
+# What a client is told by the reason for which it does not come in.
+_NO_PLACE = {
+    "queue_full": "The queue is full for class {level}.",
+    "breaker_open": "The queue is overloaded; class {level} is let in again later.",
+    "queue_timeout": "It waited longer for a place in the queue than it may; nothing was computed.",
+}
 # Waits are stretched by up to this factor, at random, so that the refused do not return together.
 _SPREAD = 1.25
 
 
 class Gate:
     """Lets requests in or refuses them.
+
+    `service_s` says how long a request is expected to run, in seconds; absent: as the latest did.
 
     Owner: the event loop.
     """
@@ -47,6 +57,7 @@ class Gate:
         models: Models,
         prompts: Prompts,
         rng: random.Random | None = None,
+        service_s: Callable[[Request], float] | None = None,
     ) -> None:
         self._config = config
         self._desk = desk
@@ -54,6 +65,7 @@ class Gate:
         self._prompts = prompts
         self._classes = Classes(config.queue)
         self._rng = rng or random.Random()
+        self._service_s = service_s or desk.service_s
         self._drained_at_ns: int | None = None
         self._is_shut = False
 
@@ -62,8 +74,8 @@ class Gate:
 
         If it raises, or its task is cancelled, everything it took is given back.
         """
-        served = self.enter(request, time.monotonic_ns())
         try:
+            served = await self.enter(request, time.monotonic_ns())
             work = await self._prepare(request, source, served)
             self._classes.assign_lane(request)
             if self._is_shut:
@@ -76,23 +88,21 @@ class Gate:
             self._desk.leave(request)
             raise
 
-    def enter(self, request: Request, now_ns: int) -> Served:
+    async def enter(self, request: Request, now_ns: int) -> Served:
         """Take a place in the request's class. Raises NotFound, RequestRefused."""
         served = self._open(request, now_ns)
-        self._classes.assign(request)
         self._set_limits(request)
-        if not self._desk.try_enter(request):
-            raise self._refusal(
-                request,
-                "queue_full",
-                f"The queue is full for class {self._config.queue.levels[request.level]}.",
-                self._desk.retry_after_s(request.level, now_ns),
-            )
+        load = self._desk.entrance.load()
+        self._classes.assign(request, load=load, service_s=self._service_s(request))
+        no_place = await self._desk.enter(request, now_ns)
+        if no_place is not None:
+            raise self._no_place(request, no_place)
         return served
 
     def drain(self, now_ns: int) -> None:
         """Let nobody in any more; `now_ns` starts the time that clients are told to wait."""
         self._drained_at_ns = now_ns
+        self._desk.entrance.dismiss("draining")
 
     def shut(self) -> None:
         """The drain is over: also who is at the door already is sent away."""
@@ -102,6 +112,7 @@ class Gate:
         """Take over new limits; requests that are in keep theirs."""
         self._config = config
         self._classes = Classes(config.queue)
+        self._desk.reload(config)
 
     def closed_reason(self) -> str | None:
         """Why nobody can come in just now, as a refusal's code; None when the server is ready."""
@@ -164,7 +175,18 @@ class Gate:
         timeout_s = min(request.timeout_s or queue.request_timeout_s, queue.request_timeout_s)
         wait_s = min(request.queue_timeout_s or queue.timeout_s, queue.timeout_s, timeout_s)
         request.stop_ns = request.arrival_ns + int(timeout_s * NS_PER_S)
+        # Only one that the client names is a deadline.
+        request.deadline_ns = request.stop_ns if request.timeout_s else 0
         request.expire_ns = request.arrival_ns + int(wait_s * NS_PER_S)
+
+    def _no_place(self, request: Request, no_place: NoPlace) -> RequestRefused:
+        now_ns = time.monotonic_ns()
+        if no_place.reason == "draining":
+            return self._draining(request, now_ns)
+        wait_s = self._desk.retry_after_s(request.level, now_ns)
+        wait_s = max(wait_s, (no_place.again_ns - now_ns) / NS_PER_S)
+        message = _NO_PLACE[no_place.reason].format(level=self._config.queue.levels[request.level])
+        return self._refusal(request, no_place.reason, message, wait_s)
 
     def _draining(self, request: Request, now_ns: int) -> RequestRefused:
         begun_ns = now_ns if self._drained_at_ns is None else self._drained_at_ns

@@ -155,6 +155,9 @@ class Generator:
         if reason == "expired":
             message = "The request waited longer in the queue than it may; nothing was computed."
             return RequestRefused("queue_timeout", message, retry_after_s=wait_s)
+        if reason == "evicted":
+            message = "Its place in the queue went to a request of a better class; nothing was computed."
+            return RequestRefused("evicted", message, retry_after_s=wait_s)
         return RequestRefused("no_device", "No device can serve the request any more.", retry_after_s=wait_s)
 
     def _cancelled(self, request: Request) -> LqsError:

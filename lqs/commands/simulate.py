@@ -70,8 +70,6 @@ def run(args: argparse.Namespace) -> int:
         num=args.devices or calibration.devices,
         cost=calibration.cost,
         shape=calibration.shape,
-        queue_limit_s=config.queue.timeout_s,
-        run_limit_s=config.queue.request_timeout_s,
     )
     trace = _trace(args, config)
     for line in _opening(args, calibration, devices, trace):

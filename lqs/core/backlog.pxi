@@ -461,6 +461,21 @@ cdef uint32_t oldest_of(const BacklogState* b, uint32_t level, uint32_t lanes) n
     return oldest
 
 
+# The youngest of the lowest class below `level` over all lanes, or NOWHERE: who leaves first
+# when one of `level` needs a place.
+cdef uint32_t last_below(const BacklogState* b, uint32_t level) noexcept nogil:
+    cdef uint32_t lower, lane, candidate, youngest = NOWHERE
+    for lower in range(b.num_levels - 1, level, -1):
+        for lane in range(b.num_lanes):
+            candidate = b.levels[lane * b.num_levels + lower].youngest
+            if candidate != NOWHERE and (youngest == NOWHERE or b.table[candidate].arrival_no
+                                         > b.table[youngest].arrival_no):
+                youngest = candidate
+        if youngest != NOWHERE:
+            break
+    return youngest
+
+
 cdef inline int64_t virtual_time(const BacklogState* b, uint32_t index) noexcept nogil:
     return b.table[index].arrival_ns + b.table[index].level * b.aging_step_ns
 

@@ -25,6 +25,7 @@ cdef struct LevelBook:
     uint64_t num_expired
     uint64_t num_cancelled
     uint64_t num_no_device
+    uint64_t num_evicted            # had to leave for one of a better class
     uint64_t num_promoted           # whole aging steps that those who left had waited
     uint64_t num_aged_starts        # started because they were due
     uint64_t wait_ns_sum            # of those who started
@@ -108,6 +109,8 @@ cdef void end_waiting(SchedulerState* s, uint32_t index, Op op, int64_t now_ns) 
         bump(&book.num_expired, 1)
     elif op == OP_CANCELLED:
         bump(&book.num_cancelled, 1)
+    elif op == OP_EVICTED:
+        bump(&book.num_evicted, 1)
     else:
         bump(&book.num_no_device, 1)
     # Before the event: from then on the entry is the loop's.
@@ -292,6 +295,17 @@ cdef void cancel_one(SchedulerState* s, uint32_t index, int64_t now_ns) noexcept
     # that one's OP_SUBMIT would have come after it.
 
 
+# Make room for one of this class, or send the wish back.
+cdef void evict_below(SchedulerState* s, uint32_t level, int64_t now_ns) noexcept nogil:
+    cdef uint32_t index = last_below(&books_of(s).backlog, level)
+    if index != NOWHERE:
+        end_waiting(s, index, OP_EVICTED, now_ns)
+        return
+    # Cannot be full: see state_init.
+    ring_try_push(&s.events, message(OP_EVICT, level))
+    books_of(s).has_told_loop = True
+
+
 # True: there was more.
 cdef bint take_submitted(SchedulerState* s, int64_t now_ns) noexcept nogil:
     cdef uint64_t cell
@@ -301,6 +315,8 @@ cdef bint take_submitted(SchedulerState* s, int64_t now_ns) noexcept nogil:
             return False
         if op_of(cell) == OP_SUBMIT:
             enqueue(s, index_of(cell))
+        elif op_of(cell) == OP_EVICT:
+            evict_below(s, index_of(cell), now_ns)
         else:
             cancel_one(s, index_of(cell), now_ns)
     return ring_size(&s.submit) != 0

@@ -19,6 +19,8 @@ EV_EXPIRED = int(OP_EXPIRED)
 EV_CANCELLED = int(OP_CANCELLED)
 EV_NO_DEVICE = int(OP_NO_DEVICE)
 EV_SETTLED = int(OP_SETTLED)
+EV_EVICTED = int(OP_EVICTED)
+EV_ANSWERED = int(OP_EVICT)
 
 
 cdef class Work:
@@ -82,9 +84,10 @@ cdef int state_init(SchedulerState* s, uint32_t capacity) noexcept nogil:
     s.capacity = capacity
     s.table = <Entry*> new_lines(capacity * sizeof(Entry))
     # An entry has one OP_SUBMIT and one OP_CANCEL under way, and an OP_CANCEL of its life
-    # before; towards the loop OP_STARTED and OP_SETTLED.
-    if (s.table == NULL or ring_init(&s.submit, 3 * <uint64_t> capacity)
-            or ring_init(&s.events, 2 * <uint64_t> capacity)):
+    # before; towards the loop OP_STARTED and OP_SETTLED. An OP_EVICT belongs to no entry:
+    # there are EVICTIONS_MAX at most, each in one of the two rings.
+    if (s.table == NULL or ring_init(&s.submit, 3 * <uint64_t> capacity + EVICTIONS_MAX)
+            or ring_init(&s.events, 2 * <uint64_t> capacity + EVICTIONS_MAX)):
         return -1
     if waker_init(&s.waker) or waker_init(&s.loop_waker):
         return -1
@@ -331,6 +334,21 @@ cdef class Scheduler:
         wake(&self.state.waker)
         self.lift(index_of(handle))
 
+    def evict(self, uint32_t level):
+        """Ask for the youngest that waits in the lowest class below this one to leave.
+
+        EV_ANSWERED tells whether one did, in the order of these calls. False: too many are
+        not answered yet.
+        """
+        self.check_level(level)
+        if self.num_evicting >= EVICTIONS_MAX:
+            return False
+        self.num_evicting += 1
+        # Cannot be full: see state_init.
+        ring_try_push(&self.state.submit, message(OP_EVICT, level))
+        wake(&self.state.waker)
+        return True
+
     def hold(self, uint64_t handle):
         """Let its output, its finish and what follows stay untold until resume() or cancel().
 
@@ -377,8 +395,9 @@ cdef class Scheduler:
         (EV_STARTED, sink, queue_ns)
         (EV_OUTPUT, sink, text, num_tokens, logprobs or None)   all that came since the last
         (EV_FINISHED, sink, Outcome)                            after the last output
-        (EV_EXPIRED | EV_CANCELLED | EV_NO_DEVICE, sink, None)  ended in the queue
+        (EV_EXPIRED | EV_CANCELLED | EV_NO_DEVICE | EV_EVICTED, sink, None)  ended in the queue
         (EV_SETTLED, sink, None)                                always the last one
+        (EV_ANSWERED, None, was_evicted)                        to an evict(); after the settling
         """
         cdef SchedulerState* s = self.state
         cdef list out = []
@@ -439,6 +458,10 @@ cdef class Scheduler:
             num_cells -= 1
             op = op_of(cell)
             index = index_of(cell)
+            if op == OP_EVICT:
+                self.num_evicting -= 1
+                out.append((op, None, False))
+                continue
             sink = <object> self.state.table[index].sink
             attempt = self.state.table[index].attempt
             if op == OP_STARTED:
@@ -448,6 +471,9 @@ cdef class Scheduler:
                 out.append((op, sink, None))
                 out.append((OP_SETTLED, sink, None))
                 self.release(index)
+                if op == OP_EVICTED:
+                    self.num_evicting -= 1
+                    out.append((OP_EVICT, None, True))
             elif is_held(&self.state.table[index]):
                 self.state.table[index].hold |= HOLD_END
             else:
@@ -741,6 +767,7 @@ cdef dict level_figures(LevelBook* book, Permit* permit):
         "num_expired": load_relaxed(&book.num_expired),
         "num_cancelled": load_relaxed(&book.num_cancelled),
         "num_no_device": load_relaxed(&book.num_no_device),
+        "num_evicted": load_relaxed(&book.num_evicted),
         "num_promoted": load_relaxed(&book.num_promoted),
         "num_aged_starts": load_relaxed(&book.num_aged_starts),
         "wait_ns_sum": load_relaxed(&book.wait_ns_sum),

@@ -1,10 +1,12 @@
 # A trace played through a Scheduler under a virtual clock.
 #
-# Nothing here decides anything: arrivals go in through the submit ring, the very rounds of
-# round.pxi order and place them, model slots play the workers. The clock jumps from event to
-# event: an arrival, the end of a run, the time at which a round is due.
+# Nothing here decides anything: arrivals are judged by the door of door.pxi and go in through
+# the submit ring, the very rounds of round.pxi order and place them, model slots play the
+# workers. The clock jumps from event to event: an arrival, the end of a run, the time at which
+# a round is due or somebody at the door loses patience.
 #
-#     time moves -> runs that end -> requests that arrive -> a round -> slots take what was sent
+#     time moves -> runs that end -> requests that arrive -> a round -> its events and who
+#     stands at the door -> slots take what was sent
 #
 # A worker goes on with its next step before the scheduler has heard of the last one's ends,
 # as the real one does: what a round sends is taken when the step under way is over.
@@ -17,8 +19,10 @@ cpdef enum Ending:
     ENDING_SERVED = 1
     ENDING_TIMED_OUT = 2    # it ran longer than it may
     ENDING_REFUSED = 3      # no place in the queue
-    ENDING_EXPIRED = 4      # it waited longer than it may
-    ENDING_NEVER_FITS = 5   # no device slot could ever hold it
+    ENDING_BREAKER = 4      # the breaker of its class was open
+    ENDING_EVICTED = 5      # it had to leave the queue for one of a better class
+    ENDING_EXPIRED = 6      # it waited longer than it may
+    ENDING_NEVER_FITS = 7   # no device slot could ever hold it
 
 cdef int64_t NEVER_NS = 0x7FFFFFFFFFFFFFFF
 
@@ -26,18 +30,21 @@ cdef int64_t NEVER_NS = 0x7FFFFFFFFFFFFFFF
 @cython.final
 @cython.no_gc_clear
 cdef class Simulation:
-    """Plays requests through a scheduler whose device slots are models.
+    """Plays requests through a door and a scheduler whose device slots are models.
 
     `costs` has one (fixed_ns, decode_ns, prefill_ns, context_ns, cells_ns, budget, batch_max)
     for each device slot of `scheduler`; see core/model_slots.pxi. The columns describe the
     requests in the order of `arrival_ns`; the last four are written as each of them ends,
     with the clock's times, 0 for what did not come. `context_tokens` bounds prompt and answer
-    together. Times are the virtual clock's nanoseconds, limits 0 for none.
+    together. Above a load of `high_load_at` all but the best class come in one class lower.
+    Times are the virtual clock's nanoseconds, limits 0 for none.
 
-    The scheduler is the simulation's own from then on. Owner: one thread.
+    Scheduler and door are the simulation's own from then on; the scheduler's permits must bind
+    nobody. Owner: one thread.
     """
 
     cdef Scheduler scheduler
+    cdef Door door
     cdef ModelSlot* slots
     cdef uint32_t* request_of       # by entry of the table
     cdef const int64_t[::1] arrival_ns
@@ -47,19 +54,21 @@ cdef class Simulation:
     cdef uint8_t[::1] ending
     cdef uint32_t context_tokens
     cdef int64_t queue_limit_ns, run_limit_ns
+    cdef double high_load_at
     cdef uint64_t num_requests
     cdef uint64_t num_arrived
-    cdef uint64_t kv_tokens         # wanted by all that are inside
+    cdef uint64_t num_ended
     cdef int64_t due_ns             # the next round that is due by itself
 
-    def __cinit__(self, Scheduler scheduler not None, costs, *,
+    def __cinit__(self, Scheduler scheduler not None, Door door not None, costs, *,
                   const int64_t[::1] arrival_ns, const uint32_t[::1] prompt_tokens,
                   const uint32_t[::1] completion_tokens, const uint32_t[::1] max_tokens,
                   const uint8_t[::1] level, const uint8_t[::1] lane, const uint32_t[::1] key,
                   int64_t[::1] started_ns, int64_t[::1] first_token_ns, int64_t[::1] ended_ns,
                   uint8_t[::1] ending, uint32_t context_tokens,
-                  int64_t queue_limit_ns=0, int64_t run_limit_ns=0):
+                  int64_t queue_limit_ns=0, int64_t run_limit_ns=0, double high_load_at=1.0):
         self.scheduler = scheduler
+        self.door = door
         self.due_ns = NEVER_NS
         self.num_requests = len(arrival_ns)
         self.arrival_ns, self.prompt_tokens = arrival_ns, prompt_tokens
@@ -70,6 +79,7 @@ cdef class Simulation:
         self.context_tokens = context_tokens
         self.queue_limit_ns = queue_limit_ns
         self.run_limit_ns = run_limit_ns
+        self.high_load_at = high_load_at
         if not (len(arrival_ns) == len(prompt_tokens) == len(completion_tokens) == len(max_tokens)
                 == len(level) == len(lane) == len(key) == len(started_ns) == len(first_token_ns)
                 == len(ended_ns) == len(ending)):
@@ -100,8 +110,10 @@ cdef class Simulation:
                 raise IndexError(f"request {i}: no such class, lane or key")
             if self.arrival_ns[i] < 0 or (i and self.arrival_ns[i] < self.arrival_ns[i - 1]):
                 raise ValueError(f"request {i}: arrivals are at least 0 and do not go back")
-        if self.scheduler.num_touched:
-            raise ValueError("the scheduler has had requests before")
+        if self.scheduler.num_touched or self.door.num_inside or self.door.num_guests:
+            raise ValueError("the scheduler or the door has had requests before")
+        if self.door.door.num_levels != backlog.num_levels:
+            raise ValueError("scheduler and door have other classes")
 
     cdef int make_slots(self, costs) except -1:
         cdef SchedulerState* s = self.scheduler.state
@@ -125,7 +137,7 @@ cdef class Simulation:
     @property
     def num_left(self):
         """Requests that have not ended, those to come included."""
-        return self.num_requests - self.num_arrived + self.scheduler.num_live
+        return self.num_requests - self.num_ended
 
     @property
     def slot_figures(self):
@@ -151,12 +163,12 @@ cdef class Simulation:
                 return False
             has_news = self.end_runs(now_ns)
             has_news |= self.take_arrivals(now_ns)
-            if has_news or self.due_ns <= now_ns:
+            if has_news or self.due_ns <= now_ns or self.door.door.due_ns <= now_ns:
                 self.schedule(now_ns)
         return True
 
     cdef int64_t next_event_ns(self) noexcept nogil:
-        cdef int64_t next_ns = self.due_ns
+        cdef int64_t next_ns = min(self.due_ns, self.door.door.due_ns)
         cdef uint32_t i
         if self.num_arrived < self.num_requests:
             next_ns = min(next_ns, self.arrival_ns[self.num_arrived])
@@ -186,49 +198,56 @@ cdef class Simulation:
             self.num_arrived += 1
         return has_news
 
-    # True: it is in.
+    # True: the scheduler has to hear of it.
     cdef bint take_arrival(self, uint64_t request) noexcept nogil:
-        cdef uint32_t index
+        cdef DoorState* d = &self.door.door
+        cdef int64_t now_ns = self.arrival_ns[request]
+        cdef int64_t expire_ns = now_ns + self.queue_limit_ns if self.queue_limit_ns else 0
+        cdef uint32_t level = self.level[request]
+        cdef Verdict verdict
         if self.prompt_tokens[request] >= self.context_tokens:
-            self.end_request(request, ENDING_NEVER_FITS, self.arrival_ns[request])
+            self.end_request(request, ENDING_NEVER_FITS, now_ns)
             return False
-        index = NOWHERE
-        if self.has_room(self.level[request]):
-            index = self.scheduler.take_entry()
+        door_look(d, self.scheduler.state)
+        if 0 < level < d.num_levels - 1 and door_load(d) > self.high_load_at:
+            level += 1
+        door_enter(d, level, now_ns, expire_ns, request, &verdict)
+        return self.obey(&verdict, now_ns)
+
+    # Do what the door says of a request. True: the scheduler has to hear of it.
+    cdef bint obey(self, const Verdict* verdict, int64_t now_ns) noexcept nogil:
+        if verdict.say == DOOR_IN:
+            return self.submit(verdict.user, verdict.level, now_ns)
+        if verdict.say == DOOR_EVICT:
+            self.scheduler.num_evicting += 1
+            # Cannot be full, and the door asks for no more than the scheduler takes.
+            ring_try_push(&self.scheduler.state.submit, message(OP_EVICT, verdict.level))
+            return True
+        if verdict.say == DOOR_FULL:
+            self.end_request(verdict.user, ENDING_REFUSED, now_ns)
+        elif verdict.say == DOOR_BROKEN:
+            self.end_request(verdict.user, ENDING_BREAKER, now_ns)
+        return False
+
+    # Scheduler.submit without what belongs to Python: no Work, no sink, no wake. False: the
+    # table is full, and the request is refused.
+    cdef bint submit(self, uint64_t request, uint32_t level, int64_t now_ns) noexcept nogil:
+        cdef SchedulerState* s = self.scheduler.state
+        cdef uint32_t index = self.scheduler.take_entry()
         if index == NOWHERE:
-            self.end_request(request, ENDING_REFUSED, self.arrival_ns[request])
+            door_leave(&self.door.door, level)
+            self.end_request(request, ENDING_REFUSED, now_ns)
             return False
-        self.submit(request, index)
+        self.request_of[index] = <uint32_t> request
+        self.fill(&s.table[index], request, level)
+        door_submit(&self.door.door, s.table[index].footprint_tokens)
+        add_relaxed(&books_of(s).permits[level].taken, 1)
+        add_relaxed(&books_of(s).total.taken, 1)
+        # Cannot be full: see state_init.
+        ring_try_push(&s.submit, message(OP_SUBMIT, self.scheduler.handle(index)))
         return True
 
-    # As scheduling/places.py has it: a place in the class and in all, or a sequence that
-    # nobody who is inside needs.
-    cdef bint has_room(self, uint32_t level) noexcept nogil:
-        cdef SchedulerState* s = self.scheduler.state
-        cdef Books* books = books_of(s)
-        cdef int64_t free_level = <int64_t> (books.permits[level].cap - books.permits[level].taken)
-        cdef int64_t free_total = <int64_t> (books.total.cap - books.total.taken)
-        cdef int64_t num_free = -<int64_t> books.num_running
-        cdef int64_t num_better = 0
-        cdef uint64_t kv_tokens = 0
-        cdef uint32_t i
-        if free_level > 0 and free_total > 0:
-            return True
-        for i in range(s.num_slots):
-            num_free += s.slots[i].num_sequences
-            kv_tokens += s.slots[i].kv_tokens
-        if self.kv_tokens >= kv_tokens:
-            return False
-        for i in range(level):
-            num_better += <int64_t> books.permits[i].taken
-        return (free_level + max(num_free - num_better, <int64_t> 0) > 0
-                and free_total + num_free > 0)
-
-    # Scheduler.submit without what belongs to Python: no Work, no sink, no wake.
-    cdef void submit(self, uint64_t request, uint32_t index) noexcept nogil:
-        cdef SchedulerState* s = self.scheduler.state
-        cdef Books* books = books_of(s)
-        cdef Entry* entry = &s.table[index]
+    cdef void fill(self, Entry* entry, uint64_t request, uint32_t level) noexcept nogil:
         cdef int64_t arrival_ns = self.arrival_ns[request]
         entry.key = self.key[request]
         entry.arrival_no = self.scheduler.num_arrived
@@ -241,21 +260,16 @@ cdef class Simulation:
                                self.context_tokens - entry.num_prompt_tokens)
         entry.footprint_tokens = entry.num_prompt_tokens + entry.max_tokens
         entry.model = 0
-        entry.level = self.level[request]
+        entry.level = <uint8_t> level
         entry.lane = self.lane[request]
         entry.work = <void*> <size_t> self.completion_tokens[request]
         entry.cancel = 0
         self.scheduler.num_arrived += 1
-        self.request_of[index] = <uint32_t> request
-        self.kv_tokens += entry.footprint_tokens
-        add_relaxed(&books.permits[entry.level].taken, 1)
-        add_relaxed(&books.total.taken, 1)
-        # Cannot be full: see state_init.
-        ring_try_push(&s.submit, message(OP_SUBMIT, self.scheduler.handle(index)))
 
     cdef void end_request(self, uint64_t request, Ending ending, int64_t now_ns) noexcept nogil:
         self.ending[request] = ending
         self.ended_ns[request] = now_ns
+        self.num_ended += 1
 
     # --- the scheduler's turn -----------------------------------------------------------
 
@@ -264,7 +278,8 @@ cdef class Simulation:
         while has_more:
             self.due_ns = scheduler_round(self.scheduler.state, now_ns)
             has_more = self.due_ns == now_ns
-            self.collect(now_ns)
+            has_more |= self.collect(now_ns)
+            has_more |= self.tend_door(now_ns)
             has_more |= self.hand_over(now_ns)
         if self.due_ns < 0:
             self.due_ns = NEVER_NS
@@ -284,35 +299,64 @@ cdef class Simulation:
                 has_ended |= begin_run(&self.slots[i], s, now_ns)
         return has_ended
 
-    # What poll() does for the server: take every event, note it, free what is settled.
-    cdef void collect(self, int64_t now_ns) noexcept nogil:
+    # Those at the door for whom there is a place now, or whose time is over. True: one is in.
+    cdef bint tend_door(self, int64_t now_ns) noexcept nogil:
+        cdef bint has_news = False
+        cdef Verdict verdict
+        door_look(&self.door.door, self.scheduler.state)
+        while door_next(&self.door.door, now_ns, &verdict):
+            has_news |= self.obey(&verdict, now_ns)
+        return has_news
+
+    # What poll() does for the server: take every event, note it, free what is settled. True:
+    # one came in for another that was evicted.
+    cdef bint collect(self, int64_t now_ns) noexcept nogil:
         cdef SchedulerState* s = self.scheduler.state
+        cdef bint has_news = False
         cdef uint64_t cell
-        cdef uint32_t i
+        cdef uint32_t op, i
         for i in range(s.num_slots):
             while ring_try_pop(&s.slots[i].events, &cell):
                 s.table[index_of(cell)].attempt.notified = 0
         while ring_try_pop(&s.events, &cell):
-            self.note(op_of(cell), index_of(cell), now_ns)
+            op = op_of(cell)
+            if op != OP_EVICT:
+                self.note(op, index_of(cell), now_ns)
+            if op == OP_EVICT or op == OP_EVICTED:
+                has_news |= self.answer(op == OP_EVICTED, now_ns)
+        return has_news
+
+    cdef bint answer(self, bint was_evicted, int64_t now_ns) noexcept nogil:
+        cdef Verdict verdict
+        self.scheduler.num_evicting -= 1
+        door_look(&self.door.door, self.scheduler.state)
+        door_answer(&self.door.door, was_evicted, now_ns, &verdict)
+        return self.obey(&verdict, now_ns)
 
     cdef void note(self, uint32_t op, uint32_t index, int64_t now_ns) noexcept nogil:
         cdef Entry* entry = &self.scheduler.state.table[index]
         cdef uint64_t request = self.request_of[index]
         cdef Attempt* attempt = entry.attempt
-        cdef bint is_late
         if op == OP_STARTED:
             self.started_ns[request] = attempt.started_ns
+            door_start(&self.door.door, entry.level)
             return
         if op == OP_SETTLED:
             self.first_token_ns[request] = attempt.first_token_ns
-            is_late = attempt.finish == FINISH_TIMEOUT
-            self.end_request(request, ENDING_TIMED_OUT if is_late else ENDING_SERVED,
-                             attempt.finished_ns)
-        elif op == OP_EXPIRED:
-            self.end_request(request, ENDING_EXPIRED, now_ns)
-        else:
-            self.end_request(request, ENDING_NEVER_FITS, now_ns)
-        self.kv_tokens -= entry.footprint_tokens
+            now_ns = attempt.finished_ns
+        self.end_request(request, ending_of(op, attempt), now_ns)
+        door_settle(&self.door.door, entry.level, entry.footprint_tokens, op == OP_SETTLED)
         free(attempt)
         entry.attempt = NULL
         self.scheduler.recycle(index)
+
+
+# What the scheduler's last word about a request means.
+cdef Ending ending_of(uint32_t op, const Attempt* attempt) noexcept nogil:
+    if op == OP_SETTLED:
+        return ENDING_TIMED_OUT if attempt.finish == FINISH_TIMEOUT else ENDING_SERVED
+    if op == OP_EXPIRED:
+        return ENDING_EXPIRED
+    if op == OP_EVICTED:
+        return ENDING_EVICTED
+    return ENDING_NEVER_FITS

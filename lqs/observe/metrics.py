@@ -40,6 +40,22 @@ _LEVEL_COUNTERS = (
     ("lqs_queue_no_device", "Requests that no device slot was left for.", "num_no_device"),
     ("lqs_queue_promotions", "Classes gained by waiting.", "num_promoted"),
     ("lqs_queue_aged_starts", "Starts owed to waiting.", "num_aged_starts"),
+    ("lqs_queue_evictions", "Requests that had to leave for a better class.", "num_evicted"),
+)
+# (name, doc, the door's name) of what it shows and counts by class.
+_DOOR_GAUGES = (
+    ("lqs_queue_places", "Places, by class.", "cap"),
+    ("lqs_place_waiting", "Arrivals that wait for a place.", "num_place_waiting"),
+    ("lqs_breaker_state", "0 closed, 1 half-open, 2 open.", "breaker"),
+)
+_DOOR_COUNTERS = (
+    ("lqs_queue_overflows", "Arrivals that found no place, whatever became of them.", "num_overflows"),
+    ("lqs_queue_demotions", "Arrivals that came in with a lower class.", "num_demoted"),
+    ("lqs_place_evictions", "Arrivals that another had to leave for.", "num_evictions"),
+    ("lqs_place_waits", "Arrivals that waited for a place.", "num_place_waits"),
+    ("lqs_place_waits_lost", "Arrivals that waited for a place in vain.", "num_place_waits_lost"),
+    ("lqs_breaker_refusals", "Arrivals that found the breaker open.", "num_broken"),
+    ("lqs_breaker_openings", "Times that the breaker opened.", "num_breaker_openings"),
 )
 # (name, doc, the core's name) of what it shows by lane.
 _LANE_GAUGES = (
@@ -89,7 +105,7 @@ class Metrics(Counts):
     """Shows what the loop has counted, and what core and workers publish.
 
     `core` reads the scheduler's snapshot, `workers` those of the device slots by name, `bounds`
-    by name how much of each further bound is used and what it is.
+    by name how much of each further bound is used and what it is, `door` the figures of the door.
 
     Owner: the event loop.
     """
@@ -102,6 +118,7 @@ class Metrics(Counts):
         core: Snapshot,
         workers: Callable[[], Mapping[str, Mapping[str, Any]]],
         closed_reason: Callable[[], str | None],
+        door: Snapshot,
         bounds: Callable[[], Mapping[str, tuple[int, int]]] = dict,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -112,6 +129,7 @@ class Metrics(Counts):
         self._core = core
         self._workers = workers
         self._closed_reason = closed_reason
+        self._door = door
         self._bounds = bounds
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -128,6 +146,7 @@ class Metrics(Counts):
         """All families. Called by the registry."""
         core, workers = self._core(), self._workers()
         yield from self._queue_families(core)
+        yield from self._door_families(self._door())
         yield from self._device_families(core["slots"], workers)
         yield from self._token_families(workers.values())
         yield from self._histograms()
@@ -144,15 +163,22 @@ class Metrics(Counts):
             yield _counters(name, doc, "level", self._by_level(levels, key))
         for name, doc, key in _LANE_GAUGES:
             yield _gauges(name, doc, "lane", {lane: seen[key] for lane, seen in zip(_LANES, lanes, strict=True)})
-        caps = dict(zip(self._levels, self._config.level_caps, strict=True))
-        yield _gauges("lqs_queue_places", "Places, by class.", "level", caps)
-        yield GaugeMetricFamily("lqs_queue_total_places", "Places, all classes.", value=self._config.queue.total)
         yield GaugeMetricFamily("lqs_queue_total_places_taken", "Places taken.", value=core["num_entered"])
         yield _gauges(
             "lqs_queue_oldest_wait_seconds", "Longest wait of those waiting.", "level", self._oldest_waits_s(levels)
         )
         yield GaugeMetricFamily("lqs_ready", "1 while requests are let in.", value=self._closed_reason() is None)
         yield _counters("lqs_refusals", "Requests refused.", "reason", self.refused_by_reason)
+
+    def _door_families(self, door: Mapping[str, Any]) -> Iterator[Metric]:
+        for name, doc, key in _DOOR_GAUGES:
+            yield _gauges(name, doc, "level", self._by_level(door["levels"], key))
+        for name, doc, key in _DOOR_COUNTERS:
+            yield _counters(name, doc, "level", self._by_level(door["levels"], key))
+        yield GaugeMetricFamily("lqs_queue_total_places", "Places, all classes.", value=door["total"])
+        yield GaugeMetricFamily("lqs_queue_warning", "1 while the queue is nearly full.", value=door["is_warned"])
+        yield CounterMetricFamily("lqs_queue_warnings", "Times it became nearly full.", value=door["num_warnings"])
+        yield GaugeMetricFamily("lqs_load", "How much is taken of KV or queue; 1 is all.", value=door["load"])
 
     def _by_level(self, levels: Iterable[Mapping[str, Any]], key: str) -> dict[str, float]:
         return {level: seen[key] for level, seen in zip(self._levels, levels, strict=True)}

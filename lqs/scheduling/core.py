@@ -1,24 +1,25 @@
-"""Makes the core's scheduler as the config wants it."""
+"""Makes the core's scheduler and its door as the config wants them."""
 
 from __future__ import annotations
 
-from lqs._core import Scheduler
+import math
+
+from lqs._core import Door, Scheduler
 from lqs.config import Config
+from lqs.overflow import per_class
 from lqs.request import NS_PER_S
 
 
 def make_scheduler(config: Config, key_weights: list[float]) -> Scheduler:
     """The core's scheduler with the bounds of the config.
 
-    In the core a request holds its place until it has started, so there are places there for those
-    that only pass through too; `Places` has the exact count.
+    Its permits bind nobody: the door counts exactly and sooner, and its bounds may change.
     """
     queue = config.queue
-    num_sequences = len(config.engine.devices) * config.engine.parallel
     return Scheduler(
         table_capacity=queue.table_capacity,
-        level_caps=[cap + num_sequences for cap in config.level_caps],
-        total_cap=queue.total + num_sequences,
+        level_caps=[queue.table_capacity] * len(queue.levels),
+        total_cap=queue.table_capacity,
         num_keys=len(key_weights),
         key_weights=key_weights,
         aging_step_ns=int(queue.aging_step_s * NS_PER_S),
@@ -26,3 +27,34 @@ def make_scheduler(config: Config, key_weights: list[float]) -> Scheduler:
         lane_weights=queue.lane_weights,
         out_buffer_bytes=config.engine.out_buffer_bytes,
     )
+
+
+def make_door(config: Config) -> Door:
+    """The core's door with the rules of the config."""
+    door = Door(len(config.queue.levels))
+    set_rules(door, config)
+    return door
+
+
+def set_rules(door: Door, config: Config) -> None:
+    """Give a door the rules of the config; who is inside stays. The classes are those that it has."""
+    queue, num_levels = config.queue, len(config.queue.levels)
+    door.set_rules(
+        caps=config.level_caps,
+        total=queue.total,
+        demotes=[what == "demote" for what in per_class(queue.on_full, num_levels)],
+        evicts=per_class(queue.evict, num_levels),
+        place_waits_ns=[int(wait_s * NS_PER_S) for wait_s in per_class(queue.place_wait_s, num_levels)],
+        num_guests_max=queue.place_waiters_max,
+        warn=_share_of(queue.total, queue.warn_at),
+        clear=max(_share_of(queue.total, queue.warn_clear_at), 1),
+        full=_share_of(queue.total, queue.break_at),
+        open_ns=int(queue.breaker_open_s * NS_PER_S) or 1,
+        num_probes=queue.breaker_probes,
+    )
+
+
+def _share_of(total: int, share: float) -> int:
+    """The least number of requests that is at least this share; 0 for a share of 0."""
+    # Without the rounding 0.7 of 10 would be 8: the product is a hair above 7.
+    return math.ceil(round(total * share, 6))

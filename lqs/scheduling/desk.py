@@ -11,31 +11,37 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lqs._core import (
+    EV_ANSWERED,
     EV_CANCELLED,
+    EV_EVICTED,
     EV_EXPIRED,
     EV_FINISHED,
     EV_NO_DEVICE,
     EV_OUTPUT,
     EV_SETTLED,
     EV_STARTED,
+    Door,
     Scheduler,
     TableFull,
     Work,
 )
+from lqs.config import Config
 from lqs.errors import RETRY_AFTER_S_MAX, RequestRefused
 from lqs.request import NS_PER_S, Outcome, Request, RequestState, Sink
-from lqs.scheduling.places import Places, living_seats
+from lqs.scheduling.entrance import Entrance, NoPlace
 
 # Nothing has started yet, so nothing is known about how fast places come free.
 _UNKNOWN_WAIT_S = 5.0
-_ENDED = {EV_EXPIRED: "expired", EV_CANCELLED: "cancelled", EV_NO_DEVICE: "no_device"}
+_ENDED = {EV_EXPIRED: "expired", EV_CANCELLED: "cancelled", EV_NO_DEVICE: "no_device", EV_EVICTED: "evicted"}
 # What a client is told of those that it did not ask for.
-_REASONS = {"expired": "queue_timeout", "no_device": "no_device"}
+_REASONS = {"expired": "queue_timeout", "no_device": "no_device", "evicted": "evicted"}
+# How fast the mean service time follows the latest ones.
+_SERVICE_SHARE = 0.1
 
 
 class Observer(Protocol):
@@ -65,10 +71,10 @@ class Ticket:
 
 
 class Desk:
-    """The event loop's end of the scheduler.
+    """The event loop's end of the scheduler, and of the door before it.
 
     `body` is what the scheduler's thread does; tests leave it out and drive the scheduler
-    themselves.
+    themselves. `on_door` hears of the door's warning and breakers, see `Entrance`.
 
     Owner: the event loop.
     """
@@ -78,21 +84,21 @@ class Desk:
         scheduler: Scheduler,
         observer: Observer,
         *,
-        level_caps: Sequence[int],
-        total_cap: int,
+        door: Door,
         body: Body | None = None,
+        on_door: Callable[[int | None, int], None] = lambda level, state: None,
+        now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.scheduler = scheduler
+        self.entrance = Entrance(scheduler, door, on_change=on_door, now_ns=now_ns)
         self._observer = observer
         self._body = body
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         # When the next place of each class is spoken for, in the eyes of those refused so far.
-        self._next_place_ns = [0] * len(level_caps)
-        self._places = Places(level_caps, total_cap, lambda: living_seats(scheduler.snapshot()))
+        self._next_place_ns: dict[int, int] = {}
+        self._mean_service_s = 0.0
         self._live: set[Ticket] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen for events, and start the scheduler's thread. Device slots are added before."""
@@ -115,22 +121,15 @@ class Desk:
         self._thread.join(limit_s)
         return not self._thread.is_alive()
 
-    def try_enter(self, request: Request) -> bool:
-        """Take a place in the request's class, if there is one or it can start at once."""
-        if not self._places.has_room(request.level) or not self.scheduler.try_enter(request.level):
-            return False
-        request.holds_permit = True
-        self._places.enter(request.level)
-        self._idle.clear()
-        return True
+    async def enter(self, request: Request, now_ns: int) -> NoPlace | None:
+        """Take a place for the request, waiting for it if it may; why not, if there is none."""
+        return await self.entrance.enter(request, now_ns)
 
     def leave(self, request: Request) -> None:
         """Give back a place that was taken and not used."""
         if request.holds_permit:
             request.holds_permit = False
-            self._places.leave(request.level)
-            self.scheduler.leave(request.level)
-            self._check_idle()
+            self.entrance.leave(request)
 
     def abandon(self, request: Request) -> None:
         """The client left before its request was submitted."""
@@ -160,13 +159,12 @@ class Desk:
                 footprint_tokens=request.footprint_tokens,
             )
         except TableFull:
-            self._places.leave(request.level)
-            self._check_idle()
+            self.entrance.lose(request)
             request.state, request.reason = RequestState.REFUSED, "queue_full"
             wait_s = self.retry_after_s(request.level, time.monotonic_ns())
             message = "The server holds as many requests as it can."
             raise RequestRefused("queue_full", message, retry_after_s=wait_s) from None
-        self._places.submit(request)
+        self.entrance.submit(request)
         self._live.add(ticket)
 
     def cancel(self, request: Request) -> None:
@@ -193,13 +191,17 @@ class Desk:
     async def wait_idle(self, limit_s: float) -> bool:
         """Wait until no request is left; False if some still were after the limit."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), limit_s)
+            await asyncio.wait_for(self.entrance.wait_idle(), limit_s)
         return self.num_inside == 0
+
+    def reload(self, config: Config) -> None:
+        """Take over new bounds and rules of the queue."""
+        self.entrance.reload(config)
 
     @property
     def num_inside(self) -> int:
         """Requests with a place, whatever their state."""
-        return self._places.num_inside
+        return self.entrance.num_inside
 
     def position(self, request: Request) -> int | None:
         """Its place in the queue, from 1, estimated; None when it does not wait."""
@@ -211,6 +213,10 @@ class Desk:
         rate = self.scheduler.drain_rate(request.level)
         return position / rate if position is not None and rate > 0 else None
 
+    def service_s(self, request: Request) -> float:
+        """Seconds that it will run, as the latest did on the mean; 0 if nothing is known yet."""
+        return self._mean_service_s
+
     def retry_after_s(self, level: int, now_ns: int) -> float:
         """Seconds until there is a place for one more who was refused.
 
@@ -221,7 +227,7 @@ class Desk:
         if rate <= 0:
             return _UNKNOWN_WAIT_S
         latest_ns = now_ns + int(RETRY_AFTER_S_MAX * NS_PER_S)
-        place_ns = max(now_ns, self._next_place_ns[level]) + int(NS_PER_S / rate)
+        place_ns = max(now_ns, self._next_place_ns.get(level, 0)) + int(NS_PER_S / rate)
         self._next_place_ns[level] = min(place_ns, latest_ns)
         return (self._next_place_ns[level] - now_ns) / NS_PER_S
 
@@ -232,10 +238,14 @@ class Desk:
         request held is still given back.
         """
         for kind, ticket, *rest in self.scheduler.poll():
+            if kind == EV_ANSWERED:
+                self.entrance.answered(*rest)
+                continue
             try:
                 self._deliver(kind, ticket, rest)
             except Exception as error:
                 self._observer.event_lost(ticket.request, error)
+        self.entrance.tend()
 
     def _deliver(self, kind: int, ticket: Ticket, rest: list[Any]) -> None:
         request, sink = ticket.request, ticket.sink
@@ -245,11 +255,12 @@ class Desk:
         elif kind == EV_STARTED:
             request.state = RequestState.RUNNING
             ticket.has_started = True
-            self._places.start(request.level)
+            self.entrance.start(request)
             self._observer.started(request, rest[0])
             sink.started(rest[0])
         elif kind == EV_FINISHED:
             request.state = RequestState.FINISHED
+            self._note_service(rest[0])
             self._observer.finished(request, rest[0])
             sink.finished(rest[0])
         elif kind == EV_SETTLED:
@@ -268,11 +279,12 @@ class Desk:
 
     def _settle(self, ticket: Ticket) -> None:
         self._live.discard(ticket)
-        self._places.settle(ticket.request, has_run=ticket.has_started)
+        self.entrance.settle(ticket.request, has_run=ticket.has_started)
         ticket.request.handle = None
-        self._check_idle()
         ticket.sink.settled()
 
-    def _check_idle(self) -> None:
-        if self.num_inside == 0:
-            self._idle.set()
+    def _note_service(self, outcome: Outcome) -> None:
+        if outcome.assigned_ns and outcome.first_token_ns:
+            took_s = (outcome.finished_ns - outcome.assigned_ns) / NS_PER_S
+            known_s = self._mean_service_s or took_s
+            self._mean_service_s = known_s + _SERVICE_SHARE * (took_s - known_s)

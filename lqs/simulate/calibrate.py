@@ -210,7 +210,7 @@ def _only(models: Models) -> Served:
 def occurrences(experiment: Experiment, shape: SlotShape) -> list[list[float]]:
     """How often each term of the cost occurs, on the average, until the first token and from there to the last."""
     trace = at_once(*experiment)
-    policy = Policy("once", (len(trace),), len(trace), max(len(trace), 16), has_classes=False)
+    policy = Policy.unbounded(len(trace))
     first_rows, rest_rows = [], []
     for term in range(_NUM_TERMS):
         cost = StepCost(*(_UNIT_NS * (term == other) for other in range(_NUM_TERMS)))

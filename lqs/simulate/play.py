@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lqs._core import Ending, Simulation
 from lqs.request import NS_PER_S
@@ -20,13 +20,11 @@ _CAPACITY_SAMPLE = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The device slots: so many of one kind, and how long a request may wait and last."""
+    """The device slots: so many of one kind."""
 
     num: int
     cost: StepCost
     shape: SlotShape
-    queue_limit_s: float = 0.0
-    run_limit_s: float = 0.0
 
     def native_cost(self) -> tuple[float, float, float, float, float, int, int]:
         """As the core takes it."""
@@ -72,6 +70,7 @@ def play(trace: Trace, policy: Policy, devices: Devices, *, look: Callable[[int,
     started_ns, first_token_ns, ended_ns, ending = zeros("q", n), zeros("q", n), zeros("q", n), zeros("B", n)
     simulation = Simulation(
         scheduler,
+        policy.make_door(),
         [devices.native_cost()] * devices.num,
         arrival_ns=trace.arrival_ns,
         prompt_tokens=trace.prompt_tokens,
@@ -85,8 +84,9 @@ def play(trace: Trace, policy: Policy, devices: Devices, *, look: Callable[[int,
         ended_ns=ended_ns,
         ending=ending,
         context_tokens=min(shape.context_tokens, shape.kv_tokens),
-        queue_limit_ns=int(devices.queue_limit_s * NS_PER_S),
-        run_limit_ns=int(devices.run_limit_s * NS_PER_S),
+        queue_limit_ns=policy.queue_limit_ns,
+        run_limit_ns=policy.run_limit_ns,
+        high_load_at=policy.queue.high_load_at,
     )
     num_arrived = 0
     while simulation.play(_ARRIVALS_PER_LOOK):
@@ -114,8 +114,7 @@ def capacity_of(trace: Trace, devices: Devices) -> float:
     fill the sequences and its last only empty them, so the middle half is what counts.
     """
     sample = trace.sampled(_CAPACITY_SAMPLE)
-    policy = Policy("backlog", (len(sample),), len(sample), max(len(sample), 16), has_classes=False)
-    played = play(sample, policy, replace(devices, queue_limit_s=0.0, run_limit_s=0.0))
+    played = play(sample, Policy.unbounded(len(sample)), devices)
     ended = sorted(
         at_ns for at_ns, ending in zip(played.ended_ns, played.ending, strict=True) if ending == Ending.ENDING_SERVED
     )

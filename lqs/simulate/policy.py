@@ -1,7 +1,7 @@
-"""The policies that are compared, each as settings of the one scheduler.
+"""The policies that are compared, each as settings of the one scheduler and its door.
 
     fifo       one class, one lane, one key: the order of arrival
-    priority   strict classes: no aging, no fair share, no lanes
+    priority   strict classes: no aging, no fair share, no lanes, nobody is moved, evicted or waits at the door
     lqs        what the config says
 
 All have the same device slots, the same bound on all that wait, and the same limits of time.
@@ -11,63 +11,79 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from lqs._core import Scheduler
-from lqs.config import Config
+import msgspec
+
+from lqs._core import Door, Scheduler
+from lqs.config import Config, QueueConfig
 from lqs.request import NS_PER_S, Lane
+from lqs.scheduling.core import make_door, make_scheduler
 from lqs.simulate.trace import Trace
 
 POLICIES = ("fifo", "priority", "lqs")
 
+_QUEUE_MAX = 16_777_216
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A name and what it looks at. `level_caps` are those of the classes that it knows."""
+    """A name, the settings that it stands for, and what it looks at in a request."""
 
     name: str
-    level_caps: tuple[int, ...]
-    total_cap: int
-    table_capacity: int
-    aging_step_ns: int = 0
-    aged_every: int = 4
-    lane_weights: tuple[int, ...] = (1,)
-    short_tokens_max: int = 0
+    config: Config
     has_classes: bool = True
-    has_keys: bool = False
+    has_keys: bool = True
+    has_lanes: bool = True
 
     @classmethod
     def named(cls, name: str, config: Config) -> Policy:
         """One of POLICIES, with the bounds of the config."""
-        queue = config.queue
-        strict = cls(name, config.level_caps, queue.total, queue.table_capacity)
+        if name == "lqs":
+            return cls(name, config)
+        queue = _strict(config.queue)
         if name == "fifo":
-            return replace(strict, level_caps=(queue.total,), has_classes=False)
-        if name == "priority":
-            return strict
-        return replace(
-            strict,
-            aging_step_ns=int(queue.aging_step_s * NS_PER_S),
-            aged_every=queue.aged_every,
-            lane_weights=queue.lane_weights,
-            short_tokens_max=queue.short_tokens_max,
-            has_keys=True,
+            queue = msgspec.structs.replace(queue, levels=("all",), caps=(queue.total,))
+        plain = msgspec.structs.replace(config, queue=queue)
+        return cls(name, plain, has_classes=name != "fifo", has_keys=False, has_lanes=False)
+
+    @classmethod
+    def unbounded(cls, num: int) -> Policy:
+        """The order of arrival, with room for that many and no limit of time."""
+        queue = msgspec.structs.replace(
+            Config().queue,
+            total=num,
+            table_capacity=min(max(num, 16), _QUEUE_MAX),
+            timeout_s=0.0,
+            request_timeout_s=0.0,
         )
+        return cls.named("fifo", msgspec.structs.replace(Config(), queue=queue))
+
+    @property
+    def queue(self) -> QueueConfig:
+        """Its classes and bounds."""
+        return self.config.queue
+
+    @property
+    def queue_limit_ns(self) -> int:
+        """The longest wait; 0: none."""
+        return int(self.queue.timeout_s * NS_PER_S)
+
+    @property
+    def run_limit_ns(self) -> int:
+        """The longest life; 0: none."""
+        return int(self.queue.request_timeout_s * NS_PER_S)
 
     def make_scheduler(self, num_keys: int) -> Scheduler:
-        """The core's scheduler with these settings, without device slots."""
-        return Scheduler(
-            table_capacity=self.table_capacity,
-            level_caps=self.level_caps,
-            total_cap=self.total_cap,
-            num_lanes=len(self.lane_weights),
-            num_keys=num_keys if self.has_keys else 1,
-            aging_step_ns=self.aging_step_ns,
-            aged_every=self.aged_every,
-            lane_weights=self.lane_weights,
-            # No text is made.
-            out_buffer_bytes=64,
-        )
+        """The server's scheduler with these settings, without device slots."""
+        # No text is made.
+        engine = msgspec.structs.replace(self.config.engine, out_buffer_bytes=64)
+        config = msgspec.structs.replace(self.config, engine=engine)
+        return make_scheduler(config, [1.0] * (num_keys if self.has_keys else 1))
+
+    def make_door(self) -> Door:
+        """The server's door with these settings."""
+        return make_door(self.config)
 
     def levels(self, trace: Trace) -> array[int]:
         """The class that it takes each request for."""
@@ -79,9 +95,24 @@ class Policy:
 
     def lanes(self, trace: Trace) -> array[int]:
         """The lane of each request, by its tokens."""
-        if len(self.lane_weights) == 1:
+        if not self.has_lanes:
             return zeros("B", len(trace))
-        return array("B", _lanes(trace.prompt_tokens, trace.max_tokens, self.short_tokens_max))
+        return array("B", _lanes(trace.prompt_tokens, trace.max_tokens, self.queue.short_tokens_max))
+
+
+def _strict(queue: QueueConfig) -> QueueConfig:
+    """Nothing but the classes and the bounds."""
+    return msgspec.structs.replace(
+        queue,
+        aging_step_s=0.0,
+        on_full=("refuse",),
+        evict=(False,),
+        place_wait_s=(0.0,),
+        warn_at=0.0,
+        warn_clear_at=0.0,
+        break_at=0.0,
+        high_load_at=1.0,
+    )
 
 
 def zeros(kind: str, num: int) -> array[int]:

@@ -17,6 +17,8 @@ KEYS_SHOWN = 8
 
 ENDED_UNSERVED: Mapping[int, str] = {
     Ending.ENDING_REFUSED: "refused",
+    Ending.ENDING_BREAKER: "breaker",
+    Ending.ENDING_EVICTED: "evicted",
     Ending.ENDING_EXPIRED: "expired",
     Ending.ENDING_TIMED_OUT: "timed out",
     Ending.ENDING_NEVER_FITS: "too long",

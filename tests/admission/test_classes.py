@@ -7,7 +7,7 @@ import pytest
 from lqs.admission.classes import Classes
 from lqs.config import QueueConfig
 from lqs.errors import BadRequest
-from lqs.request import Lane, Request, Tenant
+from lqs.request import NS_PER_S, Lane, Request, Tenant
 
 
 def a_request(level: int = 2, best_level: int = 1, **wishes: object) -> Request:
@@ -41,6 +41,54 @@ def test_flex_has_nothing_below_the_last_class() -> None:
     request = a_request(level=4, best_level=4, service_tier="flex")
     Classes(QueueConfig()).assign(request)
     assert (request.level, request.is_clamped) == (4, False)
+
+
+@pytest.mark.parametrize(
+    ("level", "best", "timeout_s", "load", "expected"),
+    [
+        # Base: the tier's.
+        (2, 0, None, 0.0, 2),
+        # Less than twice the expected 10 s to its deadline: one class up, if the key may.
+        (2, 0, 19.9, 0.0, 1),
+        (2, 0, 20.0, 0.0, 2),
+        (2, 2, 1.0, 0.0, 2),
+        (1, 0, 1.0, 0.0, 0),
+        (0, 0, 1.0, 0.0, 0),
+        # Over 80 %: one class down, but for the best, and no lower than the lowest.
+        (2, 0, None, 0.8, 2),
+        (2, 0, None, 0.81, 3),
+        (4, 0, None, 0.81, 4),
+        (0, 0, None, 1.0, 0),
+        # Both: urgent first, and what has become critical stays it.
+        (2, 0, 1.0, 0.81, 2),
+        (1, 0, 1.0, 0.81, 0),
+    ],
+)
+def test_the_class_is_computed_from_tier_deadline_and_load(
+    level: int, best: int, timeout_s: float | None, load: float, expected: int
+) -> None:
+    """S10."""
+    request = a_request(level=level, best_level=best)
+    request.arrival_ns = 7 * NS_PER_S
+    if timeout_s is not None:
+        request.deadline_ns = request.arrival_ns + int(timeout_s * NS_PER_S)
+    Classes(QueueConfig()).assign(request, load=load, service_s=10.0)
+    assert (request.level, request.is_clamped) == (expected, expected != level)
+
+
+def test_as_long_as_nothing_is_known_of_service_times_no_deadline_is_urgent() -> None:
+    request = a_request(best_level=0)
+    request.deadline_ns = 1
+    Classes(QueueConfig()).assign(request)
+    assert request.level == 2
+
+
+def test_the_load_that_counts_as_high_and_the_deadline_that_is_urgent_are_settings() -> None:
+    calm = Classes(QueueConfig(high_load_at=1.0, urgent_below=0.0))
+    request = a_request(best_level=0)
+    request.deadline_ns = 1
+    calm.assign(request, load=1.0, service_s=100.0)
+    assert request.level == 2
 
 
 def test_a_service_tier_that_nobody_knows_is_refused_by_name() -> None:

@@ -14,8 +14,8 @@ from lqs.admission.gate import Gate
 from lqs.admission.prompts import Prompts
 from lqs.config import Config, PromptsConfig
 from lqs.errors import BadRequest, LqsError, NotFound, PromptTooLong, RequestRefused
-from lqs.request import NS_PER_S, Lane, PromptSource, Request, RequestState, Segment
-from lqs.scheduling.core import make_scheduler
+from lqs.request import NS_PER_S, Lane, PromptSource, Request, RequestState, Segment, Tenant
+from lqs.scheduling.core import make_door, make_scheduler
 from lqs.scheduling.desk import Desk
 from lqs.settings import load
 from tests.admission.parts import OneModel, a_request, text
@@ -29,10 +29,11 @@ class Door:
 
     def __init__(self, **flags: Any) -> None:
         self.config: Config = load(None, None, {"engine.parallel": 1} | flags)
+        self.service_s = 0.0
         self.core = make_scheduler(self.config, [1.0] * 8)
         self.core.add_device_slot(kv_tokens=1000, num_sequences=1)
         self.seen = Told()
-        self.desk = Desk(self.core, self.seen, level_caps=self.config.level_caps, total_cap=self.config.queue.total)
+        self.desk = Desk(self.core, self.seen, door=make_door(self.config))
         self.models = OneModel()
         self.prompts = Prompts(PromptsConfig(threads=1))
         self.gate = Gate(
@@ -41,6 +42,7 @@ class Door:
             models=self.models,  # type: ignore[arg-type]
             prompts=self.prompts,
             rng=random.Random(1),
+            service_s=lambda request: self.service_s,
         )
 
     def admit(self, request: Request, source: PromptSource | None = None) -> Told:
@@ -99,7 +101,7 @@ def test_a_client_may_ask_for_less_time_not_for_more(
     door: Door, wishes: dict[str, float], wait_s: int, life_s: int
 ) -> None:
     request = a_request(arrival_ns=7, **wishes)
-    door.gate.enter(request, 7)
+    asyncio.run(door.gate.enter(request, 7))
     assert (request.expire_ns, request.stop_ns) == (7 + wait_s * S, 7 + life_s * S)
 
 
@@ -113,6 +115,90 @@ def test_a_full_class_refuses_at_once_and_says_when_to_come_back() -> None:
     # Another class still has room.
     door.admit(now(priority=4))
     assert door.desk.num_inside == 3
+
+
+def test_who_waits_for_a_place_comes_in_with_the_next_that_is_free() -> None:
+    """And its client, its prompt and its time in the queue know nothing of it."""
+    door = Door(**{"queue.total": 1, "queue.evict": [False], "queue.place_wait_s": [5.0], "queue.high_load_at": 1.0})
+    door.fill()
+
+    async def scene() -> None:
+        low, vip = now(priority=4), now(priority=2)
+        await door.gate.admit(low, text("low"), Told())
+        waits = asyncio.create_task(door.gate.admit(vip, text("vip"), Told()))
+        await asyncio.sleep(0)
+        assert door.desk.entrance.figures()["levels"][2]["num_place_waiting"] == 1
+        door.desk.cancel(low)
+        door.core.round(time.monotonic_ns())
+        door.desk.drain_events()
+        await waits
+        assert vip.handle is not None
+
+    asyncio.run(scene())
+
+
+def test_who_leaves_while_it_waits_for_a_place_keeps_nothing() -> None:
+    door = Door(**{"queue.total": 1, "queue.evict": [False], "queue.place_wait_s": [5.0]})
+    door.fill()
+
+    async def scene() -> None:
+        await door.gate.admit(now(), text("hi"), Told())
+        task = asyncio.create_task(door.gate.admit(now(), text("hi"), Told()))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scene())
+    assert door.desk.num_inside == 2
+    assert door.seen.events[-1] == ("ended", "cancelled")
+
+
+def test_a_drain_sends_away_who_waits_for_a_place() -> None:
+    door = Door(**{"queue.total": 1, "queue.evict": [False], "queue.place_wait_s": [5.0]})
+    door.fill()
+
+    async def scene() -> None:
+        await door.gate.admit(now(), text("hi"), Told())
+        task = asyncio.create_task(door.gate.admit(now(), text("hi"), Told()))
+        await asyncio.sleep(0)
+        door.gate.drain(time.monotonic_ns())
+        with pytest.raises(RequestRefused) as caught:
+            await task
+        assert caught.value.reason == "draining"
+
+    asyncio.run(scene())
+
+
+def test_a_class_that_is_closed_is_told_when_it_opens_again() -> None:
+    """S18: 429, and not before the breaker half-opens."""
+    door = Door(**{"queue.total": 4, "queue.breaker_open_s": 40.0})
+    door.fill()
+    for _ in range(4):
+        door.admit(now())
+    error = refused(door, now(priority=4))
+    assert (error.status, error.reason) == (429, "breaker_open")
+    assert 39 <= int(error.headers["Retry-After"]) <= 51
+    # The others are refused for want of a place only.
+    assert refused(door, now()).reason == "queue_full"
+
+
+def test_the_class_follows_deadline_and_load_at_arrival() -> None:
+    """S10."""
+    door = Door(**{"queue.total": 10})
+    door.service_s = 30.0
+    tenant = Tenant("ann", "normal", 3, 2, 1)
+    urgent, calm = now(tenant=tenant, timeout_s=50), now(tenant=tenant, timeout_s=70)
+    door.fill()
+    for request in (urgent, calm):
+        door.admit(request)
+    assert [request.level for request in (urgent, calm)] == [1, 2]
+    assert urgent.deadline_ns == urgent.arrival_ns + 50 * S
+    for _ in range(7):
+        door.admit(now())
+    late = now()
+    door.admit(late)
+    assert (late.level, late.is_clamped) == (3, True)
 
 
 def test_the_refused_do_not_all_return_together() -> None:
@@ -215,10 +301,11 @@ def test_who_is_at_the_door_when_the_drain_ends_is_sent_away(door: Door) -> None
 
 
 def test_new_limits_hold_for_the_next_request(door: Door) -> None:
-    door.gate.reload(load(None, None, {"queue.timeout_s": 1.0}))
+    door.gate.reload(load(None, None, {"queue.timeout_s": 1.0, "queue.caps": [7]}))
     request = a_request(arrival_ns=0)
-    door.gate.enter(request, 0)
+    asyncio.run(door.gate.enter(request, 0))
     assert request.expire_ns == S
+    assert door.desk.entrance.figures()["levels"][0]["cap"] == 7
 
 
 def test_texts_are_tokenised_in_the_pool(door: Door) -> None:

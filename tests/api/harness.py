@@ -26,7 +26,7 @@ from lqs.engine.template import ChatTemplate
 from lqs.engine.tokens import compile_markers
 from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
-from lqs.scheduling.core import make_scheduler
+from lqs.scheduling.core import make_door, make_scheduler
 from lqs.scheduling.desk import Desk
 
 CHATML = (
@@ -103,12 +103,12 @@ class House:
         self.ring = KeyRing(self.config)
         observer = Switch()
         scheduler = make_scheduler(self.config, self.ring.weights())
-        self.desk = Desk(scheduler, observer, level_caps=self.config.level_caps, total_cap=self.config.queue.total)
+        self.desk = Desk(scheduler, observer, door=make_door(self.config))
         self.prompts = Prompts(self.config.prompts)
         self.gate = Gate(self.config, desk=self.desk, models=self.models, prompts=self.prompts)
         self.metrics = Metrics(
             self.config, model_name="M", core=scheduler.snapshot, workers=dict,
-            closed_reason=self.gate.closed_reason,
+            closed_reason=self.gate.closed_reason, door=self.desk.entrance.figures,
         )  # fmt: skip
         observer.target = self.metrics
         self.slot = scheduler.add_device_slot(model=0, kv_tokens=100_000, num_sequences=slots)

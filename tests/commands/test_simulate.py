@@ -75,6 +75,9 @@ def test_the_bounds_are_those_of_the_config(trace: str, tmp_path: Path, capsys: 
     config = tmp_path / "lqs.toml"
     config.write_text("[queue]\ncaps = [1]\ntotal = 1\n")
     assert main(["simulate", "--trace", trace, "--load", "20", "--policy", "lqs", "--config", str(config)]) == 0
+    assert "breaker" in capsys.readouterr().out
+    config.write_text("[queue]\ncaps = [1]\ntotal = 1\nbreak_at = 0\nevict = [false]\nplace_wait_s = [0]\n")
+    assert main(["simulate", "--trace", trace, "--load", "20", "--policy", "lqs", "--config", str(config)]) == 0
     assert "refused" in capsys.readouterr().out
 
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lqs.observe.metrics import Metrics
 from lqs.request import NS_PER_S, Request, Tenant
-from lqs.scheduling.core import make_scheduler
+from lqs.scheduling.core import make_door, make_scheduler
 from lqs.settings import load
 
 S = NS_PER_S
@@ -77,6 +77,7 @@ class Board:
     def __init__(self, **flags: Any) -> None:
         config = load(None, None, flags)
         self.core = make_scheduler(config, [1.0])
+        self.door = make_door(config)
         self.core.add_device_slot(kv_tokens=100, num_sequences=2)
         self.core.add_device_slot(kv_tokens=50, num_sequences=1, model=1)
         self.now_ns = 0
@@ -87,6 +88,7 @@ class Board:
             core=self.core.snapshot,
             workers=lambda: {"cpu:0": WORKER, "cpu:1": PARKED},
             closed_reason=lambda: self.closed,
+            door=lambda: self.door.figures(self.now_ns),
             bounds=lambda: {"connections": (7, 100)},
             now_ns=lambda: self.now_ns,
         )
@@ -221,7 +223,7 @@ def test_how_near_each_bound_is_can_be_read() -> None:
     seen = board.read()
     for name, used, limit in (
         ("table", 2, 512),
-        ("ring_submit", 2, 3 * 512),
+        ("ring_submit", 2, 3 * 512 + 1024),
         ("connections", 7, 100),
     ):
         assert (seen["lqs_bound_used", name], seen["lqs_bound_limit", name]) == (used, limit)

@@ -11,14 +11,23 @@ import pytest
 from lqs._core import Work
 from lqs.errors import RETRY_AFTER_S_MAX, RequestRefused
 from lqs.request import NS_PER_S, Request, RequestState, Tenant
-from lqs.scheduling.core import make_scheduler
+from lqs.scheduling.core import make_door, make_scheduler
 from lqs.scheduling.desk import Desk
+from lqs.scheduling.entrance import NoPlace
 from lqs.settings import load
 from lqs.streaming.outlet import Outlet
 from tests.scheduling.parts import Told
 
 S = NS_PER_S
 FINISH_STOP, FINISH_CANCELLED = 1, 3
+
+
+def enter(desk: Desk, request: Request, now_ns: int = 0) -> NoPlace | None:
+    """What the desk says at once."""
+    coroutine = desk.enter(request, now_ns)
+    with pytest.raises(StopIteration) as said:
+        coroutine.send(None)
+    return said.value.value  # type: ignore[no-any-return]
 
 
 class Scene:
@@ -28,14 +37,14 @@ class Scene:
         config = load(None, None, {"engine.parallel": 1, "engine.out_buffer_bytes": 4096} | flags)
         scheduler = make_scheduler(config, [1.0, 1.0])
         self.seen = Told()
-        self.desk = Desk(scheduler, self.seen, level_caps=config.level_caps, total_cap=config.queue.total, body=body)
+        self.desk = Desk(scheduler, self.seen, door=make_door(config), body=body)
         self.core = scheduler
         self.core.add_device_slot(kv_tokens=1000, num_sequences=num_sequences)
 
     def enter(self, level: int = 2, **given: Any) -> Request:
         request = Request(id="r", tenant=Tenant("t", "normal", 1, 2, 2), model="m", arrival_ns=0, level=level, **given)
         request.prompt, request.max_tokens_granted = array("i", [1, 2, 3]), 7
-        assert self.desk.try_enter(request)
+        assert enter(self.desk, request) is None
         return request
 
     def submit(self, sink: Told, **given: Any) -> Request:
@@ -131,7 +140,8 @@ def test_the_place_is_taken_at_arrival_and_given_back_once() -> None:
     scene.submit(Told())
     scene.turn()
     request = scene.enter()
-    assert not scene.desk.try_enter(Request(id="x", tenant=request.tenant, model="m", arrival_ns=0))
+    late = Request(id="x", tenant=request.tenant, model="m", arrival_ns=0, level=2)
+    assert enter(scene.desk, late) == NoPlace("queue_full")
     for _ in range(2):
         scene.desk.leave(request)
     assert scene.desk.num_inside == 1

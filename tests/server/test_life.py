@@ -117,7 +117,7 @@ def test_a_drain_serves_what_is_in_and_refuses_what_comes(model: str) -> None:
         await until(port, "/readyz", 200)
         # Somebody who stays inside, so that the drain does not end before it was looked at.
         guest = Request(id="g", tenant=server._services.keys.anonymous, model="tiny", arrival_ns=0)
-        assert server._desk.try_enter(guest)
+        assert await server._desk.enter(guest, 0) is None
         inside = [asyncio.create_task(ask(port, "POST", "/v1/completions", prompt(50))) for _ in range(3)]
         await eventually(lambda: server._desk.num_inside > 1)
         server.stop()

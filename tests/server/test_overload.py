@@ -18,6 +18,7 @@ engine.parallel = 1
 engine.ctx = 60000
 queue.caps = [1]
 queue.total = 1
+queue.break_at = 0
 """
 LONG = 50_000
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lqs._core import Ending, Scheduler, Simulation
+from lqs._core import Door, Ending, Scheduler, Simulation
 
 from .reference import Ask, simulate
 
@@ -19,6 +19,8 @@ ENDINGS = {
     Ending.ENDING_NEVER_FITS: "no_device",
     Ending.ENDING_REFUSED: "refused",
     Ending.ENDING_TIMED_OUT: "timed out",
+    Ending.ENDING_BREAKER: "breaker",
+    Ending.ENDING_EVICTED: "evicted",
 }
 COST = (3 * MS, 2 * MS, MS, 0, 0)
 
@@ -40,16 +42,37 @@ costs = st.tuples(
 )
 
 
+def plain_rules(num_levels):
+    """Nobody is moved, evicted or waits at the door, and no breaker opens."""
+    none = [0] * num_levels
+    return {
+        "demotes": none,
+        "evicts": none,
+        "place_waits_ns": none,
+        "num_guests_max": 8,
+        "warn": 0,
+        "clear": 0,
+        "full": 0,
+        "open_ns": 1,
+        "num_probes": 1,
+    }
+
+
 class Run:
     """The core's run of some requests."""
 
-    def __init__(self, asks, *, slots, costs, budget, batch_max, cap=1000, context_tokens=10**6, **shape):
-        limits = {name: shape.pop(name, 0) for name in ("queue_limit_ns", "run_limit_ns")}
+    def __init__(
+        self, asks, *, slots, costs, budget, batch_max, cap=1000, total=1000, rules=None, context_tokens=10**6, **shape
+    ):
+        limits = {name: shape.pop(name) for name in ("queue_limit_ns", "run_limit_ns", "high_load_at") if name in shape}
         num_lanes, num_levels = shape.pop("num_lanes", 1), shape.pop("num_levels", 3)
+        bounds = {"caps": [cap] * num_levels, "total": total}
+        self.door = Door(num_levels)
+        self.door.set_rules(**(plain_rules(num_levels) | bounds | (rules or {})))
         self.scheduler = Scheduler(
             table_capacity=64,
-            level_caps=[cap] * num_levels,
-            total_cap=shape.pop("total_cap", 1000),
+            level_caps=[64] * num_levels,
+            total_cap=64,
             num_lanes=num_lanes,
             lane_weights=shape.pop("lane_weights", [1.0] * num_lanes),
             out_buffer_bytes=64,
@@ -62,6 +85,7 @@ class Run:
         started_ns, first_token_ns, ended_ns, ending = self.columns
         self.simulation = Simulation(
             self.scheduler,
+            self.door,
             [(*cost, budget, batch_max) for cost in costs],
             arrival_ns=array("q", (ask.arrival_ns for ask in asks)),
             prompt_tokens=array("I", (ask.prompt for ask in asks)),
@@ -97,6 +121,8 @@ class Run:
         assert [level["num_entered"] for level in figures["levels"]] == [0] * len(figures["levels"])
         assert (figures["num_entered"], figures["num_running"], figures["num_broken"]) == (0, 0, 0)
         assert figures["num_live"] == 0
+        door = self.door.figures(0)
+        assert (door["num_pending"], door["num_running"], door["num_asks"], self.door.num_guests) == (0, 0, 0, 0)
 
 
 @settings(deadline=None, max_examples=150)
@@ -167,15 +193,62 @@ def test_a_request_that_runs_too_long_is_ended_between_two_steps():
 
 def test_who_can_start_at_once_needs_no_place():
     asks = [Ask(0, 1, 1), Ask(0, 1, 1), Ask(0, 1, 1)]
-    run = Run(asks, slots=[(64, 2)], costs=[COST], budget=16, batch_max=64, cap=0, total_cap=0).to_the_end()
+    run = Run(asks, slots=[(64, 2)], costs=[COST], budget=16, batch_max=64, cap=0, total=0).to_the_end()
     assert [ending for *_, ending in run.outcomes] == ["served", "served", "refused"]
 
 
 def test_who_finds_no_place_is_refused():
     asks = [Ask(0, 1, 1), *(Ask(MS, 1, 1, level=level) for level in (0, 1, 0, 1))]
-    run = Run(asks, slots=[(64, 1)], costs=[COST], budget=16, batch_max=64, cap=1, total_cap=2).to_the_end()
+    run = Run(asks, slots=[(64, 1)], costs=[COST], budget=16, batch_max=64, cap=1, total=2).to_the_end()
     assert [ending for *_, ending in run.outcomes] == ["served", "served", "served", "refused", "refused"]
     run.check_given_back()
+
+
+def test_the_youngest_of_the_lowest_class_leaves_for_a_better_one():
+    """Evicted as the server does it: the door asks, the scheduler answers, the place goes to who asked."""
+    asks = [Ask(0, 1, 9, level=1), *(Ask(at, 1, 1, level=2) for at in (1, 2)), Ask(3, 1, 1, level=0)]
+    run = Run(
+        asks, slots=[(64, 1)], costs=[COST], budget=16, batch_max=64, total=2, rules={"evicts": [1, 0, 0]}
+    ).to_the_end()
+    assert [ending for *_, ending in run.outcomes] == ["served", "served", "evicted", "served"]
+    assert run.outcomes[2][2] == 3
+    # The one that came in by it starts first.
+    assert run.outcomes[3][0] < run.outcomes[1][0]
+    run.check_given_back()
+
+
+def test_a_class_that_may_wait_gets_the_next_place_or_is_refused_when_its_time_is_over():
+    asks = [Ask(0, 1, 3), Ask(1, 1, 1), Ask(2, 1, 1), Ask(3, 1, 50), Ask(4, 1, 1)]
+    waits = {"place_waits_ns": [21 * MS, 0, 0], "num_guests_max": 2}
+    run = Run(asks, slots=[(64, 1)], costs=[COST], budget=16, batch_max=64, total=1, rules=waits).to_the_end()
+    endings = [ending for *_, ending in run.outcomes]
+    # The first has the sequence, the second the place; two may stand at the door.
+    assert endings == ["served", "served", "served", "served", "refused"]
+    asks[1] = Ask(1, 1, 50)
+    run = Run(asks, slots=[(64, 1)], costs=[COST], budget=16, batch_max=64, total=1, rules=waits).to_the_end()
+    # The place comes free at 15 ms, then the second runs for long; the fourth waits 21 ms in vain.
+    assert [ending for *_, ending in run.outcomes] == ["served", "served", "served", "refused", "refused"]
+    assert run.outcomes[3][2] == 3 + 21 * MS
+    run.check_given_back()
+
+
+def test_a_full_queue_opens_the_breaker_of_the_lowest_class():
+    asks = [Ask(0, 1, 9, level=0), *(Ask(at, 1, 1, level=2) for at in (1, 2, 3, 4))]
+    full = {"full": 2, "warn": 2, "clear": 1, "open_ns": 1000 * MS}
+    run = Run(asks, slots=[(64, 1)], costs=[COST], budget=16, batch_max=64, total=2, rules=full).to_the_end()
+    assert [ending for *_, ending in run.outcomes] == ["served", "served", "served", "breaker", "breaker"]
+
+
+def test_under_a_high_load_all_but_the_best_class_come_in_one_lower():
+    asks = [Ask(0, 1, 3, level=0), Ask(1, 59, 1, level=1), Ask(2, 1, 1, level=2), Ask(3, 1, 1, level=1)]
+    outcomes = {}
+    for high_load_at in (1.0, 0.2):
+        run = Run(asks, slots=[(60, 1)], costs=[COST], budget=16, batch_max=64, total=4, high_load_at=high_load_at)
+        outcomes[high_load_at] = run.to_the_end().outcomes
+    starts = {load: [at for at, *_ in found] for load, found in outcomes.items()}
+    # While one runs and one waits the load is 0.25: the last one, of class 1, then comes behind the one of class 2.
+    assert starts[1.0][3] < starts[1.0][2]
+    assert starts[0.2][3] > starts[0.2][2]
 
 
 def test_a_prompt_that_fills_the_context_never_fits_and_a_long_answer_is_cut():
@@ -197,6 +270,7 @@ def test_a_simulation_that_is_left_in_the_middle_gives_its_memory_back():
     run = Run([Ask(i, 1, 50) for i in range(20)], slots=[(640, 4)], costs=[COST], budget=16, batch_max=64)
     assert run.simulation.play(10) is True
     assert run.simulation.num_left == 20
+    assert run.scheduler.num_running == 4
     del run
 
 

@@ -1,0 +1,211 @@
+# Python's view of the door.
+
+cdef dict door_figures(const DoorLevel* own, int64_t now_ns):
+    cdef uint32_t breaker = own.breaker
+    if breaker == BREAKER_OPEN and now_ns >= own.open_until_ns:
+        # The next that arrives is a probe.
+        breaker = BREAKER_HALF_OPEN
+    return {
+        "cap": own.cap,
+        "num_pending": own.num_pending,
+        "num_asking": own.num_asking,
+        "num_place_waiting": own.num_waiting,
+        "breaker": breaker,
+        "num_overflows": own.num_overflows,
+        "num_demoted": own.num_demoted,
+        "num_evictions": own.num_evictions,
+        "num_place_waits": own.num_waits,
+        "num_place_waits_lost": own.num_waits_lost,
+        "num_full": own.num_full,
+        "num_broken": own.num_broken,
+        "num_breaker_openings": own.num_opened,
+    }
+
+
+@cython.final
+cdef class Door:
+    """Who comes in, who waits for a place, and who is sent away.
+
+    Without rules there are no places: call set_rules first. A request that came in is told of here
+    when it is submitted, when it has started, and when it is gone. Times are monotonic
+    nanoseconds. Bounds: the caps and the total of the rules, `num_guests_max` guests per class.
+
+    Owner: the event loop.
+    """
+
+    cdef DoorState door
+
+    def __cinit__(self, uint32_t num_levels):
+        if not 1 <= num_levels <= MAX_LEVELS:
+            raise ValueError("1 to 16 levels")
+        door_init(&self.door, num_levels)
+
+    def __dealloc__(self):
+        free(self.door.guests)
+
+    def set_rules(self, *, caps, int64_t total, demotes, evicts, place_waits_ns,
+                  uint32_t num_guests_max, int64_t warn, int64_t clear, int64_t full,
+                  int64_t open_ns, uint32_t num_probes):
+        """Set all rules; who is inside or waits for a place keeps its own, so call tend().
+
+        One of `caps`, `demotes`, `evicts` and `place_waits_ns` for each class, the best first.
+        `warn`, `clear` and `full` are numbers of waiting requests, 0 for never; without `full` all
+        breakers are closed. Raises ValueError.
+        """
+        cdef DoorState* d = &self.door
+        cdef uint32_t i
+        if not len(caps) == len(demotes) == len(evicts) == len(place_waits_ns) == d.num_levels:
+            raise ValueError("one of each for every class")
+        if (total < 0 or min(caps) < 0 or min(place_waits_ns) < 0 or warn < 0 or clear < 0
+                or full < 0 or open_ns < 1 or num_probes < 1 or num_guests_max > 1 << 16):
+            raise ValueError("bounds and times are not negative, open_ns and num_probes at least 1")
+        if not door_make_room(d, num_guests_max):
+            raise MemoryError
+        for i in range(d.num_levels):
+            d.levels[i].cap = caps[i]
+            d.levels[i].demotes = demotes[i]
+            d.levels[i].evicts = evicts[i]
+            d.levels[i].place_wait_ns = place_waits_ns[i]
+            if full == 0:
+                d.levels[i].breaker = BREAKER_CLOSED
+        d.total = total
+        d.warn = warn
+        d.clear = clear
+        d.full = full
+        d.open_ns = open_ns
+        d.num_probes = num_probes
+        door_ease(d)
+
+    cdef int check_level(self, uint32_t level) except -1:
+        if level >= self.door.num_levels:
+            raise IndexError("no such level")
+        return 0
+
+    # --- how it stands ------------------------------------------------------------------
+
+    def look(self, Scheduler scheduler not None):
+        """See what the living device slots have; before anything that depends on it."""
+        door_look(&self.door, scheduler.state)
+
+    def see(self, *, int64_t num_sequences, int64_t kv_tokens, int64_t kv_reserved=0):
+        """As look(), without a scheduler."""
+        self.door.seats.num_sequences = num_sequences
+        self.door.seats.kv_tokens = kv_tokens
+        self.door.seats.kv_reserved = kv_reserved
+
+    @property
+    def num_inside(self):
+        """All that came in and are not gone."""
+        return self.door.num_pending + self.door.num_running
+
+    @property
+    def num_guests(self):
+        """Those at the door that were not told yet."""
+        cdef uint32_t i
+        cdef int64_t num = 0
+        for i in range(self.door.num_levels):
+            num += self.door.levels[i].num_waiting + self.door.levels[i].num_asking
+        return num
+
+    @property
+    def due_ns(self):
+        """When tend() is due without anything happening; None: never."""
+        return None if self.door.due_ns == INT64_MAX else self.door.due_ns
+
+    @property
+    def load(self):
+        """From 0 to 1: of the KV that runs, or of the queue; the larger one."""
+        return door_load(&self.door)
+
+    def figures(self, int64_t now_ns):
+        """Everything that it counts, by class and in all."""
+        cdef DoorState* d = &self.door
+        cdef uint32_t i
+        return {
+            "levels": [door_figures(&d.levels[i], now_ns) for i in range(d.num_levels)],
+            "total": d.total,
+            "num_pending": d.num_pending,
+            "num_running": d.num_running,
+            "num_stuck": num_stuck(d),
+            "is_warned": bool(d.is_warned),
+            "num_warnings": d.num_warnings,
+            "num_asks": d.num_asks,
+            "load": self.load,
+        }
+
+    def changes(self):
+        """What has changed since this was last asked: (level, state of its breaker), and
+        (None, whether the warning is up)."""
+        cdef DoorState* d = &self.door
+        cdef list changes = []
+        cdef uint32_t i
+        if d.is_warned != d.told_warned:
+            d.told_warned = d.is_warned
+            changes.append((None, int(d.is_warned)))
+        for i in range(d.num_levels):
+            if d.levels[i].breaker != d.levels[i].told_breaker:
+                d.levels[i].told_breaker = d.levels[i].breaker
+                changes.append((i, d.levels[i].breaker))
+        return changes
+
+    # --- at the door --------------------------------------------------------------------
+
+    def enter(self, uint32_t level, int64_t now_ns, *, int64_t expire_ns=0, uint64_t user=0):
+        """One arrives: (DoorSays, its class, its guest or None, when).
+
+        DOOR_IN: it is in, in that class. DOOR_EVICT: ask the scheduler, then answer().
+        DOOR_WAIT: tend() tells, at the latest when `at_ns` has come. DOOR_FULL: no. DOOR_BROKEN:
+        not before `at_ns`.
+        """
+        cdef Verdict verdict
+        self.check_level(level)
+        door_enter(&self.door, level, now_ns, expire_ns, user, &verdict)
+        guest = None if verdict.guest == NOWHERE else verdict.guest
+        return verdict.say, verdict.level, guest, verdict.at_ns
+
+    def answer(self, bint was_evicted, int64_t now_ns):
+        """The scheduler's answer to the first that asked: (DoorSays, its user, its class).
+
+        DOOR_IN, DOOR_WAIT, DOOR_FULL, or DOOR_NOBODY: it has gone. One that was made to leave
+        is settled before.
+        """
+        cdef Verdict verdict
+        verdict.user = verdict.level = 0
+        door_answer(&self.door, was_evicted, now_ns, &verdict)
+        return verdict.say, verdict.user, verdict.level
+
+    def tend(self, int64_t now_ns):
+        """What became of guests meanwhile: a list of (DOOR_IN or DOOR_FULL, user, class)."""
+        cdef Verdict verdict
+        cdef list told = []
+        while door_next(&self.door, now_ns, &verdict):
+            told.append((verdict.say, verdict.user, verdict.level))
+        return told
+
+    def give_up(self, uint32_t guest):
+        """A guest that was not told yet goes away. Raises IndexError if it is none."""
+        cdef DoorState* d = &self.door
+        if guest >= d.capacity or d.guests[guest].state not in (GUEST_ASKS, GUEST_WAITS):
+            raise IndexError("no such guest")
+        door_give_up(d, guest)
+
+    # --- inside -------------------------------------------------------------------------
+
+    def submit(self, int64_t footprint_tokens):
+        """One that came in is in the scheduler's hands."""
+        door_submit(&self.door, footprint_tokens)
+
+    def start(self, uint32_t level):
+        """It got a sequence."""
+        self.check_level(level)
+        door_start(&self.door, level)
+
+    def leave(self, uint32_t level):
+        """It is gone before it was submitted."""
+        self.check_level(level)
+        door_leave(&self.door, level)
+
+    def settle(self, uint32_t level, int64_t footprint_tokens, *, bint has_run):
+        """It is gone after that."""
+        self.check_level(level)
+        door_settle(&self.door, level, footprint_tokens, has_run)

@@ -1,0 +1,198 @@
+"""The door and its plain twin, fed alike: the same verdicts, the same counts, the same order of grants."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from lqs._core import Door
+from tests.core import reference_door as reference
+
+NUM_LEVELS = 3
+CAPS = st.lists(st.integers(0, 4), min_size=NUM_LEVELS, max_size=NUM_LEVELS)
+FLAGS = st.lists(st.booleans(), min_size=NUM_LEVELS, max_size=NUM_LEVELS)
+WAITS = st.lists(st.sampled_from([0, 3, 8]), min_size=NUM_LEVELS, max_size=NUM_LEVELS)
+
+
+class DoorsAgree(RuleBasedStateMachine):
+    """Requests arrive, wait at the door, come in, are submitted, start, leave; some are evicted for others."""
+
+    @initialize(
+        caps=CAPS,
+        total=st.integers(0, 6),
+        demotes=FLAGS,
+        evicts=FLAGS,
+        waits=WAITS,
+        num_guests_max=st.integers(0, 3),
+        marks=st.tuples(st.integers(0, 4), st.integers(0, 6)),
+        open_ns=st.integers(1, 6),
+        num_probes=st.integers(1, 3),
+        num_sequences=st.integers(0, 3),
+    )
+    def begin(self, caps, total, demotes, evicts, waits, num_guests_max, marks, open_ns, num_probes, num_sequences):
+        warn, full = marks
+        rules = {
+            "caps": caps, "total": total, "demotes": demotes, "evicts": evicts, "place_waits_ns": waits,
+            "num_guests_max": num_guests_max, "warn": warn, "clear": max(warn - 1, 1), "full": full,
+            "open_ns": open_ns, "num_probes": num_probes,
+        }  # fmt: skip
+        self.door = Door(NUM_LEVELS)
+        self.door.set_rules(**rules)
+        self.door.see(num_sequences=num_sequences, kv_tokens=30)
+        self.twin = reference.Door(**rules, num_sequences=num_sequences, kv_tokens=30)
+        self.now_ns = 0
+        self.num_arrived = 0
+        self.guests = {}  # By user: its number at the door.
+        self.entering, self.waiting, self.running = [], [], []  # Classes; the latter two with tokens.
+        self.num_places = total + num_sequences
+
+    def tend(self):
+        told = self.door.tend(self.now_ns)
+        twins = self.twin.tend(self.now_ns)
+        # Of those whose time is over together the order says nothing.
+        places = [each for each in told if each[0] == reference.IN]
+        assert places == [each for each in twins if each[0] == reference.IN]
+        assert sorted(told) == sorted(twins)
+        for says, user, level in told:
+            del self.guests[user]
+            if says == reference.IN:
+                self.entering.append(level)
+
+    @rule(level=st.integers(0, NUM_LEVELS - 1), expire_in_ns=st.sampled_from([0, 0, 2, 10]))
+    def arrive(self, level, expire_in_ns):
+        self.num_arrived += 1
+        user = self.num_arrived
+        expire_ns = self.now_ns + expire_in_ns if expire_in_ns else 0
+        says, in_level, guest, at_ns = self.door.enter(level, self.now_ns, expire_ns=expire_ns, user=user)
+        assert (says, in_level) == self.twin.enter(level, self.now_ns, expire_ns, user)
+        assert (guest is not None) == (says in (reference.WAIT, reference.EVICT))
+        if guest is not None:
+            self.guests[user] = guest
+        elif says == reference.IN:
+            self.entering.append(in_level)
+        elif says == reference.BROKEN:
+            assert at_ns > self.now_ns
+            assert level > 0
+
+    @precondition(lambda self: self.twin.asks)
+    @rule()
+    def answer(self):
+        # The scheduler knows nobody but those that were submitted and wait.
+        level = self.twin.asks[0].level
+        below = [one for one in self.waiting if one[0] > level]
+        if below:
+            victim = max(below)
+            self.waiting.remove(victim)
+            self.door.settle(*victim, has_run=False)
+            self.twin.settle(*victim, has_run=False)
+        says, user, in_level = self.door.answer(bool(below), self.now_ns)
+        assert (says, user) == self.twin.answer(bool(below), self.now_ns)
+        if says != reference.NOBODY:
+            assert in_level == level
+        if says in (reference.IN, reference.FULL):
+            del self.guests[user]
+        if says == reference.IN:
+            self.entering.append(in_level)
+        self.tend()
+
+    @precondition(lambda self: self.guests)
+    @rule(pick=st.integers(0, 100))
+    def give_up(self, pick):
+        user = sorted(self.guests)[pick % len(self.guests)]
+        self.door.give_up(self.guests.pop(user))
+        self.twin.give_up(user)
+
+    @precondition(lambda self: self.entering)
+    @rule(pick=st.integers(0, 100), tokens=st.integers(1, 12), is_gone=st.booleans())
+    def submit_or_leave(self, pick, tokens, is_gone):
+        level = self.entering.pop(pick % len(self.entering))
+        if is_gone:
+            self.door.leave(level)
+            self.twin.leave(level)
+            self.tend()
+        else:
+            self.door.submit(tokens)
+            self.twin.wanted += tokens
+            self.waiting.append((level, tokens))
+
+    @precondition(lambda self: self.waiting)
+    @rule(pick=st.integers(0, 100))
+    def start(self, pick):
+        if len(self.running) >= self.twin.num_sequences:
+            return
+        one = self.waiting.pop(pick % len(self.waiting))
+        self.running.append(one)
+        self.door.start(one[0])
+        self.twin.start(one[0])
+        self.tend()
+
+    @precondition(lambda self: self.running or self.waiting)
+    @rule(pick=st.integers(0, 100))
+    def settle(self, pick):
+        has_run = bool(self.running)
+        ones = self.running or self.waiting
+        one = ones.pop(pick % len(ones))
+        self.door.settle(*one, has_run=has_run)
+        self.twin.settle(*one, has_run=has_run)
+        self.tend()
+
+    @rule(passed_ns=st.integers(0, 5))
+    def pass_time(self, passed_ns):
+        self.now_ns += passed_ns
+        due_ns = self.door.due_ns
+        if self.guests and due_ns is not None and due_ns > self.now_ns:
+            # Nobody's time is over before that.
+            assert all(g.until_ns > self.now_ns for g in self.twin.waits + self.twin.asks if not g.is_gone)
+        self.tend()
+
+    @rule(caps=CAPS, total=st.integers(0, 6))
+    def change_rules(self, caps, total):
+        twin = self.twin
+        twin.caps, twin.total = caps, total
+        self.door.set_rules(
+            caps=caps, total=total, demotes=twin.demotes, evicts=twin.evicts, place_waits_ns=twin.place_waits_ns,
+            num_guests_max=twin.num_guests_max, warn=twin.warn, clear=twin.clear, full=twin.full,
+            open_ns=twin.open_ns, num_probes=twin.num_probes,
+        )  # fmt: skip
+        twin.ease()
+        # Who is inside stays.
+        self.num_places = max(total + twin.num_sequences, self.door.num_inside)
+        self.tend()
+
+    @invariant()
+    def figures_agree(self):
+        if not hasattr(self, "door"):
+            return
+        figures = self.door.figures(0)
+        assert [level["num_pending"] for level in figures["levels"]] == self.twin.pending
+        assert sum(self.twin.pending) == len(self.entering) + len(self.waiting)
+        assert figures["num_running"] == len(self.running)
+        assert self.door.num_inside == len(self.entering) + len(self.waiting) + len(self.running) <= self.num_places
+        assert self.door.num_guests == len(self.guests)
+        assert figures["num_asks"] == len(self.twin.asks)
+        assert figures["is_warned"] == self.twin.is_warned
+        assert [level["breaker"] for level in figures["levels"]] == [b.state for b in self.twin.breakers]
+        assert figures["levels"][0]["breaker"] == reference.CLOSED
+        for level in range(NUM_LEVELS):
+            assert figures["levels"][level]["num_place_waiting"] == sum(g.level == level for g in self.twin.waits)
+
+    def teardown(self):
+        """Everybody leaves, and nothing is left."""
+        if not hasattr(self, "door"):
+            return
+        for user in sorted(self.guests):
+            self.door.give_up(self.guests[user])
+        while self.door.figures(0)["num_asks"]:
+            assert self.door.answer(False, self.now_ns)[0] == reference.NOBODY
+        for level in self.entering:
+            self.door.leave(level)
+        for one in self.waiting:
+            self.door.settle(*one, has_run=False)
+        for one in self.running:
+            self.door.settle(*one, has_run=True)
+        assert (self.door.num_inside, self.door.num_guests) == (0, 0)
+        assert self.door.tend(10**9) == []
+        assert self.door.load == 0
+
+
+TestDoors = DoorsAgree.TestCase
+TestDoors.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
