@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     source.add_argument("--generate", metavar="RECIPE", help=f"requests made up, such as {_EXAMPLE_RECIPE!r}")
     parser.add_argument("--requests", type=int, metavar="N", help="of the trace only the first N")
+    parser.add_argument("--scale", type=float, metavar="X", help="make prompts and answers X times as long")
     parser.add_argument("--classes", metavar="NAME=SHARE,...", help="give the requests classes by chance")
     parser.add_argument("--keys", type=int, default=0, metavar="N", help="give the requests N keys by chance")
     parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn (default: %(default)s)")
@@ -98,9 +99,10 @@ def _check(args: argparse.Namespace) -> None:
             raise ConfigError(
                 f"--{name}: {value} is out of bounds; at least {least}" + (f", at most {most}." if most else ".")
             )
-    for load in args.load or ():
-        if not 0 < load <= 100:
-            raise ConfigError(f"--load: {load:g} is out of bounds; above 0, at most 100.")
+    factors = [("scale", args.scale), *(("load", load) for load in args.load or ())]
+    for name, factor in factors:
+        if factor is not None and not 0 < factor <= 100:
+            raise ConfigError(f"--{name}: {factor:g} is out of bounds; above 0, at most 100.")
 
 
 def _trace(args: argparse.Namespace, config: Config) -> Trace:
@@ -115,7 +117,7 @@ def _trace(args: argparse.Namespace, config: Config) -> Trace:
         if args.generate is None and classes is None and config.queue.levels == Config().queue.levels:
             classes = _EXAMPLE_CLASSES
     spread(trace, _shares(classes, levels), args.keys, seed=args.seed)
-    return trace
+    return trace.with_lengths(args.scale) if args.scale else trace
 
 
 def _shares(text: str | None, levels: Sequence[str]) -> dict[int, float]:
@@ -135,7 +137,8 @@ def _opening(args: argparse.Namespace, calibration: Calibration, devices: Device
     """What is played, and on what."""
     skipped = f", {trace.num_skipped} without an answer left out" if trace.num_skipped else ""
     source = args.trace or args.generate or f"{_EXAMPLE_RECIPE} (an example)"
-    yield f"trace    {source}: {len(trace)} requests in {trace.span_s:.0f} s{skipped}"
+    scaled = f", lengths x {args.scale:g}" if args.scale else ""
+    yield f"trace    {source}: {len(trace)} requests in {trace.span_s:.0f} s{skipped}{scaled}"
     cost, shape = calibration.cost, calibration.shape
     yield (
         f"devices  {devices.num} x {shape.num_sequences} sequences, {shape.kv_tokens} KV tokens, "

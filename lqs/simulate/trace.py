@@ -88,6 +88,19 @@ class Trace:
         factor = self.rate / rate if self.rate > 0 else 0.0
         return replace(self, arrival_ns=array("q", (int(at_ns * factor) for at_ns in self.arrival_ns)))
 
+    def with_lengths(self, factor: float) -> Trace:
+        """The same requests with prompts and answers so many times as long, of at least a token."""
+
+        def times(column: array[int]) -> array[int]:
+            return array("I", (min(max(round(value * factor), 1), TOKENS_MAX) for value in column))
+
+        return replace(
+            self,
+            prompt_tokens=times(self.prompt_tokens),
+            completion_tokens=times(self.completion_tokens),
+            max_tokens=times(self.max_tokens),
+        )
+
     def sampled(self, num_max: int) -> Trace:
         """Every so many-th request of the trace, at most that many, all there at once."""
         step = -(-len(self) // num_max)

@@ -64,10 +64,11 @@ def test_a_trace_is_made_where_none_is_given(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_recipe_is_played_with_the_classes_that_are_given(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--classes", "high=0.5,low=0.5", "--policy", "lqs"]
+    flags = ["--classes", "high=0.5,low=0.5", "--policy", "lqs", "--scale", "0.5"]
     assert main(["simulate", "--generate", "poisson requests=50 rate=1", *flags]) == 0
     text = capsys.readouterr().out
     assert "50 requests" in text
+    assert "lengths x 0.5" in text
     assert "high" in text
 
 
@@ -88,6 +89,7 @@ def test_the_bounds_are_those_of_the_config(trace: str, tmp_path: Path, capsys: 
         (["--generate", "sine"], "there is no 'sine'"),
         (["--classes", "vip=1"], "'vip=1' is not understood"),
         (["--classes", "low=0"], "at least one share"),
+        (["--scale", "-1"], "--scale: -1 is out of bounds"),
         (["--load", "0"], "--load: 0 is out of bounds"),
         (["--devices", "0"], "--devices: 0 is out of bounds; at least 1, at most 64"),
         (["--requests", "1"], "--requests: 1 is out of bounds; at least 2"),

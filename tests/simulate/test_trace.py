@@ -82,6 +82,11 @@ def test_of_a_long_trace_the_first_so_many_are_taken(tmp_path: Path):
     assert len(read(tmp_path, text, num_max=4)) == 4
 
 
+def test_lengths_are_scaled_to_at_least_a_token(tmp_path: Path):
+    trace = read(tmp_path, "arrival,prompt_tokens,completion_tokens,max_tokens\n0,100,4,200\n")
+    assert columns(trace.with_lengths(0.1)) == [(0, 10, 1, 20, 1)]
+
+
 def test_another_rate_keeps_the_rhythm(tmp_path: Path):
     trace = read(tmp_path, "arrival,prompt_tokens,completion_tokens\n0,1,2\n1,1,2\n4,1,2\n")
     assert list(trace.at_rate(2 * trace.rate).arrival_ns) == [0, 500_000_000, 2_000_000_000]
