@@ -22,6 +22,7 @@ from lqs.simulate.trace import Trace, read_trace
 
 _EXAMPLE_RECIPE = "gamma cv=3 requests=4000 prompt=lognormal:200:0.8 answer=lognormal:64:0.6"
 _EXAMPLE_CLASSES = "critical=0.1,normal=0.6,background=0.3"
+_EXAMPLE_KEYS = 3
 _LOOK_EVERY = 200_000
 
 
@@ -109,14 +110,14 @@ def _trace(args: argparse.Namespace, config: Config) -> Trace:
     """What is to be played, with classes and keys."""
     levels = config.queue.levels
     default_level = config.tiers[config.keys.anonymous_tier].level
-    classes = args.classes
+    classes, num_keys = args.classes, args.keys
     if args.trace:
         trace = read_trace(args.trace, levels, default_level=default_level, num_max=args.requests)
     else:
         trace = generate(args.generate or _EXAMPLE_RECIPE, seed=args.seed, default_level=default_level)
         if args.generate is None and classes is None and config.queue.levels == Config().queue.levels:
-            classes = _EXAMPLE_CLASSES
-    spread(trace, _shares(classes, levels), args.keys, seed=args.seed)
+            classes, num_keys = _EXAMPLE_CLASSES, num_keys or _EXAMPLE_KEYS
+    spread(trace, _shares(classes, levels), num_keys, seed=args.seed)
     return trace.with_lengths(args.scale) if args.scale else trace
 
 
