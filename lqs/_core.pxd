@@ -75,6 +75,11 @@ cdef enum State:
     WAITING = 1
     RUNNING = 2
 
+# Entry.lane where there are two.
+cdef enum:
+    LANE_SHORT = 0
+    LANE_LONG = 1
+
 # A message is op (4 bits), generation (28 bits), index (32 bits). A handle is a message
 # without its op. Generations start at 1, so no handle is 0.
 cdef inline uint64_t message(uint64_t op, uint64_t handle) noexcept nogil:
@@ -338,8 +343,8 @@ cdef enum:
 
 # One model on one device. The pads keep what three threads write apart.
 cdef struct DeviceSlot:
-    Ring dispatch           # scheduler -> worker, Attempt*; as large as num_sequences
-    Ring feedback           # worker -> scheduler; as large as num_sequences
+    Ring dispatch           # scheduler -> worker, Attempt*; a place for each sequence
+    Ring feedback           # worker -> scheduler; a place for each sequence
     Ring events             # worker -> loop; as large as the table
     Waker waker             # the worker sleeps on it
     char pad_waker[56]
@@ -361,7 +366,8 @@ cdef struct SchedulerState:
     DeviceSlot* slots[MAX_DEVICE_SLOTS]
     void* own
     uint64_t out_buffer_bytes
-    char pad[32]
+    double short_share      # of prefill, where short and long prompts are open; constant
+    char pad[24]
     Waker waker             # the scheduler sleeps on it
     char pad_waker[56]
     Waker loop_waker        # the loop sleeps on it

@@ -87,6 +87,7 @@ class Backlog:
         key_weights: Sequence[float] | None = None,
         lane_weights: Sequence[float] | None = None,
         num_places: int = 0,
+        num_tokens: int = 0,
     ) -> Self: ...
     def __len__(self) -> int: ...
     def push(
@@ -99,6 +100,7 @@ class Backlog:
         arrival_ns: int = 0,
         deadline_ns: int = 0,
         cost: int = 0,
+        footprint_tokens: int = 0,
     ) -> None: ...
     def peek(self) -> tuple[int, bool] | None: ...
     def pop(self) -> int | None: ...
@@ -207,9 +209,15 @@ class Scheduler:
         aging_step_ns: int = 0,
         aged_every: int = 4,
         lane_weights: Sequence[float] = (3, 1),
+        lane_share_mins: Sequence[float] = (1, 1),
+        borders: Sequence[int] = (0, 0),
+        bypass_max: int = 16,
+        bypass_ns: int = 10_000_000_000,
         out_buffer_bytes: int = 65536,
     ) -> Self: ...
-    def add_device_slot(self, *, model: int = 0, kv_tokens: int, num_sequences: int, weight: float = 1.0) -> int: ...
+    def add_device_slot(
+        self, *, model: int = 0, kv_tokens: int, num_sequences: int, num_extra: int = 0, weight: float = 1.0
+    ) -> int: ...
     def try_enter(self, level: int) -> bool: ...
     def leave(self, level: int) -> None: ...
     def submit(
@@ -240,6 +248,8 @@ class Scheduler:
     def position(self, handle: int) -> int | None: ...
     def num_waiting(self, level: int) -> int: ...
     def num_entered(self, level: int) -> int: ...
+    @property
+    def border_tokens(self) -> int: ...
     def drain_rate(self, level: int) -> float: ...
     def key_usage(self, key: int) -> dict[str, int]: ...
     @property
@@ -298,19 +308,19 @@ class Simulation:
         cls,
         scheduler: Scheduler,
         door: Door,
-        costs: Sequence[tuple[float, float, float, float, float, int, int]],
+        costs: Sequence[tuple[float, float, float, float, float, int, int, int, int]],
         *,
         arrival_ns: array[int],
         prompt_tokens: array[int],
         completion_tokens: array[int],
         max_tokens: array[int],
         level: array[int],
-        lane: array[int],
         key: array[int],
         started_ns: array[int],
         first_token_ns: array[int],
         ended_ns: array[int],
         ending: array[int],
+        has_lanes: bool,
         context_tokens: int,
         queue_limit_ns: int = 0,
         run_limit_ns: int = 0,

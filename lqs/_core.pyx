@@ -6,6 +6,8 @@ between threads and who owns it; each part says what it decides:
     rings      how messages and text cross
     backlog    who waits and who is next
     ledger     what is promised and what was given
+    backfill   who may pass one that does not fit, and what is held for it
+    lanes      how shares and the border follow the backlogs
     round      one pass of the scheduler over all three
     door       who comes in, who waits for a place and who is sent away
     faces      each of them alone, for Python
@@ -28,6 +30,8 @@ from posix.unistd cimport close, read
 include "core/rings.pxi"
 include "core/backlog.pxi"
 include "core/ledger.pxi"
+include "core/backfill.pxi"
+include "core/lanes.pxi"
 include "core/round.pxi"
 include "core/door.pxi"
 include "core/door_face.pxi"

@@ -23,6 +23,8 @@ from lqs._core cimport (
     FINISH_LENGTH,
     FINISH_STOP,
     FINISH_TIMEOUT,
+    LANE_LONG,
+    LANE_SHORT,
     PREFILL_MIN,
     RECORD_LOGPROBS,
     RECORD_TEXT,
@@ -83,8 +85,12 @@ cdef enum Phase:
 
 cdef enum:
     LEVEL_NONE = 255
+    LANE_ANY = 255
     GARBAGE_MIN = 512               # cells of garbage under which compacting is not worth it
     COMPACT_BYTES_MAX = 1 << 30     # host memory that a compaction may take
+
+# How much dearer a token may be for steps to be short.
+cdef double FINE_COST_MAX = 1.1
 
 cdef enum WorkerState:
     WORKER_NEW = 0
@@ -123,7 +129,9 @@ cdef struct Sequence:
     int32_t id
     Phase phase
     uint8_t level
+    uint8_t lane
     bint suspect            # was in a batch that failed; is tried alone
+    bint steps_back         # others are more urgent than it: it decodes now and then
     bint lost               # its cells did not come back from a compaction
     size_t saved_bytes      # its state's size during a compaction
     uint32_t num_kv         # its cells: tokens[0:num_kv] are in the cache
@@ -185,6 +193,10 @@ cdef struct WorkerData:
     uint32_t seq_tokens_max
     int32_t batch_max       # tokens of one step
     int32_t budget
+    int32_t fine_budget     # of that, for long prompts: the smallest chunk that is not dearer
+    int32_t num_fine        # what is left of that in this step
+    int32_t num_in_turn     # sequences that a step decodes; more only if urgent ones run
+    int64_t step_target_ns  # what a step with prefill may take while others decode; 0: no limit
     bint unified
     bint prefix_cache
     Sequence* seqs

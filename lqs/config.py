@@ -84,6 +84,10 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         _key("Threads of a CPU device slot; 0: its share of the cores.", "threads", ge=0, le=512),
     ] = 0
     parallel: Annotated[int, _key("Sequences per device slot.", "sequences", ge=1, le=256)] = 32
+    urgent_sequences: Annotated[
+        int,
+        _key("Beside those: for requests of a better class than one that runs.", "sequences", ge=0, le=255),
+    ] = 4
     ctx: Annotated[
         int,
         _key(
@@ -179,10 +183,24 @@ class QueueConfig(OverflowConfig, frozen=True, forbid_unknown_fields=True):
         tuple[Annotated[int, Meta(ge=1, le=1000)], Annotated[int, Meta(ge=1, le=1000)]],
         _key("Shares of short and long requests."),
     ] = (3, 1)
+    lane_share_mins: Annotated[
+        tuple[Annotated[float, Meta(ge=0, le=1)], Annotated[float, Meta(ge=0, le=1)]],
+        _key("Shares follow the backlogs, but short and long requests keep at least these parts of all."),
+    ] = (0.5, 0.1)
+    bypass_max: Annotated[
+        int,
+        _key(
+            "Starts ahead of a request that does not fit, before a device slot is held for it.",
+            "starts",
+            ge=0,
+            le=1_000_000,
+        ),
+    ] = 16
+    bypass_s: Annotated[float, _key("The same as a time since it first did not fit.", "s", ge=0, le=86_400)] = 10.0
     short_tokens_max: Annotated[
         int,
         _key(
-            "Up to that a request is short (prompt and expected answer).",
+            "Up to that a request is short (prompt and expected answer); the border rises from here with the load.",
             "tokens",
             ge=1,
             le=1_000_000_000,

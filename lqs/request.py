@@ -141,6 +141,7 @@ class Request:
     task_type: str | None = None  # "short" or "long": a wish.
     timeout_s: float | None = None  # The whole request; None: the config's.
     queue_timeout_s: float | None = None  # In the queue; None: the config's.
+    read_timeout_s: float | None = None  # How long its client waits for bytes, if it says so.
     is_stream: bool = False
     # Filled in by admission.
     level: int = 0

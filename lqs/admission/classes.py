@@ -32,24 +32,30 @@ class Classes:
         request.level = level
         request.is_clamped = level != wish
 
-    def assign_lane(self, request: Request) -> None:
-        """Set the lane from the tokens it is expected to take; `task_type` decides in between."""
-        num_completion = request.max_tokens_granted
+    def assign_lane(self, request: Request, border_tokens: int) -> None:
+        """Set the lane from the tokens it is expected to take.
+
+        In between the bounds of the config `task_type` decides, without it the border of just now.
+        """
+        num_tokens = request.num_prompt_tokens + self.expected_tokens(request)
+        request.lane = Lane.LONG if self._is_long(request.task_type, num_tokens, border_tokens) else Lane.SHORT
+
+    def expected_tokens(self, request: Request) -> int:
+        """How long its answer is taken to be."""
         if request.max_tokens is None:
-            num_completion = min(num_completion, _EXPECTED_COMPLETION_TOKENS)
-        num_tokens = request.num_prompt_tokens + num_completion
-        request.lane = Lane.LONG if self._is_long(request.task_type, num_tokens) else Lane.SHORT
+            return min(request.max_tokens_granted, _EXPECTED_COMPLETION_TOKENS)
+        return request.max_tokens_granted
 
     def _is_urgent(self, request: Request, service_s: float) -> bool:
         left_s = (request.deadline_ns - request.arrival_ns) / NS_PER_S
         return request.deadline_ns != 0 and left_s < self._queue.urgent_below * service_s
 
-    def _is_long(self, wish: str | None, num_tokens: int) -> bool:
+    def _is_long(self, wish: str | None, num_tokens: int, border_tokens: int) -> bool:
         if num_tokens > self._queue.long_tokens_min:
             return True
         if wish is not None:
             return wish == "long"
-        return num_tokens > self._queue.short_tokens_max
+        return num_tokens > border_tokens
 
     def _wish(self, request: Request) -> int:
         if request.priority is not None:

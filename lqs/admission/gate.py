@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from lqs.admission.classes import Classes
+from lqs.admission.deadlines import set_latest_start, set_limits
 from lqs.admission.prompts import Prompts
 from lqs.config import Config
 from lqs.errors import RETRY_AFTER_S_MAX, RETRY_AFTER_S_MIN, NotFound, RequestRefused
@@ -77,7 +78,10 @@ class Gate:
         try:
             served = await self.enter(request, time.monotonic_ns())
             work = await self._prepare(request, source, served)
-            self._classes.assign_lane(request)
+            self._classes.assign_lane(request, self._desk.border_tokens)
+            set_latest_start(
+                request, self._config.queue, self._desk.pace(served.index), self._classes.expected_tokens(request)
+            )
             if self._is_shut:
                 raise self._draining(request, time.monotonic_ns())
             self._desk.submit(request, work, sink, model=served.index)
@@ -91,7 +95,7 @@ class Gate:
     async def enter(self, request: Request, now_ns: int) -> Served:
         """Take a place in the request's class. Raises NotFound, RequestRefused."""
         served = self._open(request, now_ns)
-        self._set_limits(request)
+        set_limits(request, self._config.queue)
         load = self._desk.entrance.load()
         self._classes.assign(request, load=load, service_s=self._service_s(request))
         no_place = await self._desk.enter(request, now_ns)
@@ -168,16 +172,6 @@ class Gate:
             wait_s = self._desk.retry_after_s(request.level, time.monotonic_ns())
             message = "Its prompt was not prepared in time; nothing was computed."
             raise self._refusal(request, "queue_timeout", message, wait_s) from None
-
-    def _set_limits(self, request: Request) -> None:
-        """A client may ask for less time than the config gives, not for more."""
-        queue = self._config.queue
-        timeout_s = min(request.timeout_s or queue.request_timeout_s, queue.request_timeout_s)
-        wait_s = min(request.queue_timeout_s or queue.timeout_s, queue.timeout_s, timeout_s)
-        request.stop_ns = request.arrival_ns + int(timeout_s * NS_PER_S)
-        # Only one that the client names is a deadline.
-        request.deadline_ns = request.stop_ns if request.timeout_s else 0
-        request.expire_ns = request.arrival_ns + int(wait_s * NS_PER_S)
 
     def _no_place(self, request: Request, no_place: NoPlace) -> RequestRefused:
         now_ns = time.monotonic_ns()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from lqs.engine.slots import Models, Served
 
 MODEL_CHARS_SHOWN = 100
+_SECONDS = re.compile(r"[0-9]{1,7}(\.[0-9]{1,9})?")
 
 
 async def read_body(receive: Receive) -> bytes:
@@ -45,6 +47,16 @@ def find_served(models: Models, scope: Scope, name: str | None) -> Served:
     return served
 
 
+def read_timeout_of(scope: Scope) -> float | None:
+    """Return how many seconds the client waits for bytes, as the stock SDK tells it; None if it does not."""
+    for name, value in scope["headers"]:
+        if name == b"x-stainless-read-timeout":
+            # A number without a sign, or it is no use to us: the header is nobody's promise.
+            text = value.decode("latin-1")
+            return float(text) if _SECONDS.fullmatch(text) else None
+    return None
+
+
 def request_of(scope: Scope, body: ChatBody | CompletionBody, sampling: Sampling, model: str) -> Request:
     """Turn a body into a request, its fields checked. Raises BadRequest."""
     check_unsupported(body)
@@ -61,5 +73,6 @@ def request_of(scope: Scope, body: ChatBody | CompletionBody, sampling: Sampling
         task_type=body.task_type,
         timeout_s=body.timeout,
         queue_timeout_s=body.queue_timeout,
+        read_timeout_s=read_timeout_of(scope),
         is_stream=bool(body.stream),
     )

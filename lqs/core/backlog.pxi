@@ -190,7 +190,10 @@ cdef struct BacklogState:
     double lane_weights[MAX_LANES]
     double lane_weight_sum
     uint64_t lane_running[MAX_LANES]
+    uint64_t lane_tokens[MAX_LANES]         # KV tokens promised to what runs of a lane
+    uint64_t lane_waiting_tokens[MAX_LANES] # ... and wanted by what waits
     uint64_t num_places     # sequences that the lanes share; 0: no shares
+    uint64_t num_tokens     # KV tokens that they share; 0: no shares
 
 # Who is next, and whether it is because it is due.
 cdef struct Choice:
@@ -403,6 +406,7 @@ cdef void backlog_push(BacklogState* b, uint32_t index) noexcept nogil:
         key_join(level, entry.key, entry.arrival_no)
     level.num_waiting += 1
     b.num_waiting += 1
+    b.lane_waiting_tokens[entry.lane] += entry.footprint_tokens
 
 
 # O(log n): the entry knows its places.
@@ -419,6 +423,7 @@ cdef void backlog_remove(BacklogState* b, uint32_t index) noexcept nogil:
         key_leave(level, entry.key)
     level.num_waiting -= 1
     b.num_waiting -= 1
+    b.lane_waiting_tokens[entry.lane] -= entry.footprint_tokens
     prefetch_next(b, level, queue)
 
 
@@ -432,9 +437,23 @@ cdef inline bint lane_waits(const BacklogState* b, uint32_t lane) noexcept nogil
     return False
 
 
+# The best class that anybody waits in, or NOWHERE.
+cdef inline uint32_t best_waiting(const BacklogState* b) noexcept nogil:
+    cdef uint32_t level, lane
+    for level in range(b.num_levels):
+        for lane in range(b.num_lanes):
+            if b.levels[lane * b.num_levels + level].num_waiting:
+                return level
+    return NOWHERE
+
+
+# Of sequences and of KV tokens: a lane that has all its part of either waits.
 cdef inline bint has_share(const BacklogState* b, uint32_t lane) noexcept nogil:
-    return (b.num_places == 0 or b.lane_running[lane] * b.lane_weight_sum
-            < b.lane_weights[lane] * b.num_places)
+    cdef double weight = b.lane_weights[lane]
+    return ((b.num_places == 0
+             or b.lane_running[lane] * b.lane_weight_sum < weight * b.num_places)
+            and (b.num_tokens == 0
+                 or b.lane_tokens[lane] * b.lane_weight_sum < weight * b.num_tokens))
 
 
 # The lanes that may start one now, as bits: those that wait with a free share or, when
@@ -543,3 +562,12 @@ cdef void backlog_take(BacklogState* b, Choice choice) noexcept nogil:
     backlog_remove(b, choice.index)
     backlog_charge(b, entry.lane, entry.level, entry.key, cost_of(entry))
     b.lane_running[entry.lane] += 1
+    b.lane_tokens[entry.lane] += entry.footprint_tokens
+
+
+# One that was started has ended: its lane has its part again, and its key pays `cost`
+# instead of what it was charged.
+cdef void backlog_settle(BacklogState* b, const Entry* entry, int64_t cost) noexcept nogil:
+    b.lane_running[entry.lane] -= 1
+    b.lane_tokens[entry.lane] -= entry.footprint_tokens
+    backlog_charge(b, entry.lane, entry.level, entry.key, cost - cost_of(entry))

@@ -152,7 +152,7 @@ cdef class Backlog:
 
     def __cinit__(self, *, num_lanes=1, num_levels=8, num_keys=1, uint32_t capacity,
                   int64_t aging_step_ns=0, aged_every=4, key_weights=None, lane_weights=None,
-                  uint64_t num_places=0):
+                  uint64_t num_places=0, uint64_t num_tokens=0):
         check_shape(num_lanes, num_levels, num_keys, aging_step_ns, aged_every)
         if not 1 <= capacity < NOWHERE:
             raise ValueError("capacity must be between 1 and 2**32 - 2")
@@ -164,6 +164,7 @@ cdef class Backlog:
         self.backlog.aging_step_ns = aging_step_ns
         self.backlog.aged_every = self.backlog.since_aged = aged_every
         self.backlog.num_places = num_places
+        self.backlog.num_tokens = num_tokens
         set_weights(&self.backlog, lane_weights or [1] * num_lanes, key_weights or [1] * num_keys)
 
     def __dealloc__(self):
@@ -179,7 +180,8 @@ cdef class Backlog:
         return &self.table[index]
 
     def push(self, uint32_t index, *, uint8_t lane=0, uint8_t level=0, uint32_t key=0,
-             int64_t arrival_ns=0, int64_t deadline_ns=0, uint32_t cost=0):
+             int64_t arrival_ns=0, int64_t deadline_ns=0, uint32_t cost=0,
+             uint32_t footprint_tokens=0):
         """Let a free entry wait; arrivals are numbered in the order of these calls."""
         cdef Entry* entry = self.entry(index, FREE)
         if (lane >= self.backlog.num_lanes or level >= self.backlog.num_levels
@@ -192,6 +194,7 @@ cdef class Backlog:
         entry.arrival_no = self.num_arrived
         entry.deadline_ns = deadline_ns
         entry.num_prompt_tokens = cost
+        entry.footprint_tokens = footprint_tokens
         entry.state = WAITING
         self.num_arrived += 1
         backlog_push(&self.backlog, index)
@@ -222,9 +225,7 @@ cdef class Backlog:
         """End one that runs: its key pays `cost` instead of what it was charged."""
         cdef Entry* entry = self.entry(index, RUNNING)
         entry.state = FREE
-        self.backlog.lane_running[entry.lane] -= 1
-        backlog_charge(&self.backlog, entry.lane, entry.level, entry.key,
-                       <int64_t> cost - cost_of(entry))
+        backlog_settle(&self.backlog, entry, cost)
 
     def counter(self, uint8_t lane, uint8_t level, uint32_t key):
         """A key's virtual tokens in one level, in units of 2**-16."""
@@ -249,7 +250,7 @@ cdef class Backlog:
                     break
                 backlog_take(&self.backlog, choice)
                 entry = &self.table[choice.index]
-                self.backlog.lane_running[entry.lane] -= 1
+                backlog_settle(&self.backlog, entry, cost_of(entry))
                 entry.arrival_no = self.num_arrived
                 entry.arrival_ns = self.num_arrived
                 self.num_arrived += 1

@@ -17,7 +17,8 @@ cdef struct SlotAccount:        # all atomic, one writer
     uint64_t reserved           # promised, never above capacity
     uint64_t used               # of the reserved: known to be filled
     uint64_t num_sequences
-    uint64_t num_running        # never above num_sequences
+    uint64_t num_extra          # beside those, for who is urgent; constant
+    uint64_t num_running        # never above the two together
 
 cdef struct KeyAccount:         # all atomic, one writer
     uint64_t reserved           # KV tokens promised to what runs
@@ -50,7 +51,7 @@ cdef void ledger_free(LedgerState* ledger) noexcept nogil:
 cdef int ledger_reserve(LedgerState* ledger, uint32_t slot, uint32_t key,
                         uint64_t tokens) noexcept nogil:
     cdef SlotAccount* account = &ledger.slots[slot]
-    if account.num_running >= account.num_sequences:
+    if account.num_running >= account.num_sequences + account.num_extra:
         return LEDGER_NO_SEQUENCE
     if tokens > account.capacity - account.reserved:
         return LEDGER_NO_ROOM

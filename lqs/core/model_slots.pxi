@@ -1,8 +1,9 @@
 # Model device slots: they play the worker's side of a Scheduler and compute nothing.
 #
 # A step puts into its batch what the engine's step would (engine/step.pxi): decodes first,
-# one token each, those of lesser classes left out while a better prompt is open; then
-# prefill, the best class first, up to the budget. What it takes comes from a cost model:
+# one token each, those of lesser classes left out while a better prompt is open, the least of
+# all stepping back for urgent ones; then prefill, the best class first, up to a budget that
+# lanes share and that is steered towards a time. What it takes comes from a cost model:
 #
 #     fixed + decode x tokens drawn + prefill x other tokens
 #           + context x (each token's own context, summed) + cells x tokens x filled cells
@@ -15,31 +16,45 @@
 #
 # Owner: whoever plays the virtual clock. Times are that clock's.
 
+cdef enum:
+    ANY_LANE = 255
+    ANY_LEVEL = 255
+
 cdef struct StepCost:
     double fixed_ns         # of a step, whatever is in it
     double decode_ns        # of each token drawn: a decode, or the last token of a prompt
     double prefill_ns       # of each other token of a prompt
     double context_ns       # of each token, for each token of its own context
     double cells_ns         # of each token, for each cell that is filled
-    uint32_t budget         # tokens of a step that decodes and prefill share
-    uint32_t batch_max      # tokens of a step at most
+    int32_t budget          # tokens of a step that decodes and prefill share, to begin with
+    int32_t fine_budget     # of these, for long prompts
+    int32_t batch_max       # tokens of a step at most
+    int64_t target_ns       # of a full step: the budget is steered towards it; 0: it stays
 
 cdef struct ModelSequence:
     Attempt* attempt
     uint64_t order          # of its start here
     uint64_t last_step      # the last step that had it in its batch
     uint32_t level
+    uint32_t lane
     uint32_t num_prompt
     uint32_t num_kv         # cells filled
     uint32_t num_left       # tokens still to draw
     uint32_t num_in_batch   # its tokens in each step of the run
+    bint steps_back         # others are more urgent than it
 
 cdef struct ModelSlot:
     StepCost cost
     ModelSequence* sequences    # the first num_active of them, in no order
+    ModelSequence** opened      # of the step that is filled: see list_opened
+    uint32_t num_opened
     uint32_t index
     uint32_t num_active
     uint32_t num_prefills       # of them: prompts still open
+    uint32_t num_in_turn        # sequences that a step decodes; more only if urgent ones run
+    int32_t budget              # as it has been steered
+    int32_t num_fine            # what is left for long prompts in the step that is filled
+    double short_share          # of the prefill, where both lanes have prompts open
     uint64_t num_started
     uint64_t step_no            # steps done
     uint64_t num_cells          # filled, all sequences together
@@ -48,6 +63,7 @@ cdef struct ModelSlot:
     int64_t began_ns
     int64_t ends_ns
     uint64_t num_steps          # 0: idle
+    uint64_t num_tokens         # in each of them
     double first_ns             # of its first step ...
     double growth_ns            # ... and how much more each takes than the one before
 
@@ -60,11 +76,22 @@ cdef struct StepLoad:
     uint64_t num_steps          # until the batch would change
 
 
-cdef int model_slot_init(ModelSlot* m, uint32_t index, uint32_t num_sequences) noexcept nogil:
+cdef int model_slot_init(ModelSlot* m, SchedulerState* s, uint32_t index) noexcept nogil:
+    cdef SlotAccount* account = &books_of(s).ledger.slots[index]
     memset(m, 0, sizeof(ModelSlot))
     m.index = index
-    m.sequences = <ModelSequence*> calloc(num_sequences, sizeof(ModelSequence))
-    return 0 if m.sequences != NULL else -1
+    m.num_in_turn = <uint32_t> account.num_sequences
+    m.short_share = s.short_share
+    m.sequences = <ModelSequence*> calloc(account.num_sequences + account.num_extra,
+                                          sizeof(ModelSequence))
+    m.opened = <ModelSequence**> calloc(account.num_sequences + account.num_extra,
+                                        sizeof(ModelSequence*))
+    return 0 if m.sequences != NULL and m.opened != NULL else -1
+
+
+cdef void model_slot_free(ModelSlot* m) noexcept nogil:
+    free(m.sequences)
+    free(m.opened)
 
 
 # --- taking work, and ending it ---------------------------------------------------------
@@ -82,6 +109,7 @@ cdef void open_model_sequence(ModelSlot* m, SchedulerState* s, Attempt* attempt,
     seq.order = m.num_started
     seq.last_step = m.step_no
     seq.level = entry_of(s, attempt.handle).level
+    seq.lane = entry_of(s, attempt.handle).lane
     seq.num_prompt = max(attempt.num_prompt_tokens, <uint32_t> 1)
     seq.num_kv = 0
     seq.num_left = max(min(<uint32_t> <size_t> attempt.work, attempt.max_tokens), <uint32_t> 1)
@@ -123,23 +151,45 @@ cdef inline bint is_ahead(const ModelSequence* a, const ModelSequence* b) noexce
     return a.level < b.level or (a.level == b.level and a.order < b.order)
 
 
-# The first prefill behind `after` (NULL: the first of all) in the order of class and start.
-cdef ModelSequence* prefill_behind(ModelSlot* m, const ModelSequence* after) noexcept nogil:
-    cdef ModelSequence* found = NULL
+# The open prompts in the order of class and start. They mostly lie so already.
+cdef void list_opened(ModelSlot* m) noexcept nogil:
     cdef ModelSequence* seq
-    cdef uint32_t i
-    if not m.num_prefills:
-        return NULL
+    cdef uint32_t i, place
+    m.num_opened = 0
+    if m.num_prefills == 0:
+        return
     for i in range(m.num_active):
         seq = &m.sequences[i]
-        if not is_prefilling(seq) or (after != NULL and not is_ahead(after, seq)):
+        if not is_prefilling(seq):
             continue
-        if found == NULL or is_ahead(seq, found):
-            found = seq
-    return found
+        place = m.num_opened
+        while place and is_ahead(seq, m.opened[place - 1]):
+            m.opened[place] = m.opened[place - 1]
+            place -= 1
+        m.opened[place] = seq
+        m.num_opened += 1
 
 
-cdef void load_decodes(ModelSlot* m, StepLoad* load, const ModelSequence* urgent) noexcept nogil:
+# The last in the order of class and start that does not step back yet.
+cdef ModelSequence* least_in_turn(ModelSlot* m) noexcept nogil:
+    cdef ModelSequence* least = NULL
+    cdef uint32_t i
+    for i in range(m.num_active):
+        if not m.sequences[i].steps_back and (least == NULL or is_ahead(least, &m.sequences[i])):
+            least = &m.sequences[i]
+    return least
+
+
+cdef void let_step_back(ModelSlot* m) noexcept nogil:
+    cdef uint32_t i, num_over = max(m.num_active, m.num_in_turn) - m.num_in_turn
+    for i in range(m.num_active):
+        m.sequences[i].steps_back = False
+    for i in range(num_over):
+        least_in_turn(m).steps_back = True
+
+
+cdef void load_decodes(ModelSlot* m, StepLoad* load) noexcept nogil:
+    cdef uint32_t urgent = m.opened[0].level if m.num_opened else <uint32_t> ANY_LEVEL
     cdef ModelSequence* seq
     cdef uint64_t num_missed
     cdef uint32_t i
@@ -148,7 +198,7 @@ cdef void load_decodes(ModelSlot* m, StepLoad* load, const ModelSequence* urgent
         seq.num_in_batch = 0
         if is_prefilling(seq):
             continue
-        if urgent != NULL and seq.level > urgent.level:
+        if seq.steps_back or seq.level > urgent:
             num_missed = m.step_no - seq.last_step
             if num_missed < DECODE_EVERY:
                 load.num_steps = min(load.num_steps, DECODE_EVERY - num_missed)
@@ -162,16 +212,64 @@ cdef void load_decodes(ModelSlot* m, StepLoad* load, const ModelSequence* urgent
         load.num_steps = min(load.num_steps, <uint64_t> seq.num_left)
 
 
-cdef void load_prefills(ModelSlot* m, StepLoad* load, ModelSequence* first) noexcept nogil:
-    cdef int64_t budget = max(<int64_t> m.cost.budget - <int64_t> load.num_tokens,
-                              <int64_t> PREFILL_MIN)
-    cdef ModelSequence* seq = first
-    cdef uint32_t n, rest
-    budget = min(budget, <int64_t> m.cost.batch_max - <int64_t> load.num_tokens)
-    while seq != NULL and budget > 0:
+# Whether a prompt of the best class is open in this lane.
+cdef bint has_best_prefill(ModelSlot* m, uint32_t lane) noexcept nogil:
+    cdef uint32_t i
+    for i in range(m.num_opened):
+        if m.opened[i].level != m.opened[0].level:
+            break
+        if m.opened[i].lane == lane:
+            return True
+    return False
+
+
+# Prefill of one lane (ANY_LANE: all) down to a class, within the budget: what is left of that.
+cdef int64_t put_prefills(ModelSlot* m, uint32_t lane, uint32_t level,
+                          int64_t budget) noexcept nogil:
+    cdef ModelSequence* seq
+    cdef uint32_t i
+    cdef int64_t n
+    for i in range(m.num_opened):
+        seq = m.opened[i]
+        if budget <= 0 or seq.level > level:
+            break
+        if lane != ANY_LANE and seq.lane != lane:
+            continue
+        n = min(budget, <int64_t> (seq.num_prompt - seq.num_kv - seq.num_in_batch))
+        if seq.lane == LANE_LONG:
+            n = min(n, <int64_t> m.num_fine)
+            m.num_fine -= <int32_t> n
+        seq.num_in_batch += <uint32_t> n
+        budget -= n
+    return budget
+
+
+cdef void put_all_prefills(ModelSlot* m, int64_t num_decodes) noexcept nogil:
+    cdef int64_t budget = min(max(m.budget - num_decodes, <int64_t> PREFILL_MIN),
+                              m.cost.batch_max - num_decodes)
+    cdef uint32_t best = m.opened[0].level
+    cdef int64_t part
+    m.num_fine = max(m.cost.fine_budget, <int32_t> PREFILL_MIN)
+    if has_best_prefill(m, LANE_SHORT) and has_best_prefill(m, LANE_LONG):
+        part = <int64_t> (budget * m.short_share + 0.5)
+        budget -= part
+        budget += put_prefills(m, LANE_SHORT, best, part)
+        budget = put_prefills(m, LANE_LONG, best, budget)
+    put_prefills(m, ANY_LANE, ANY_LEVEL, budget)
+
+
+cdef void load_prefills(ModelSlot* m, StepLoad* load) noexcept nogil:
+    cdef ModelSequence* seq
+    cdef uint32_t i, n, rest
+    if m.num_opened == 0:
+        return
+    put_all_prefills(m, <int64_t> load.num_tokens)
+    for i in range(m.num_opened):
+        seq = m.opened[i]
+        n = seq.num_in_batch
+        if n == 0:
+            continue
         rest = seq.num_prompt - seq.num_kv
-        n = <uint32_t> min(budget, <int64_t> rest)
-        seq.num_in_batch = n
         load.num_tokens += n
         load.context += <double> n * seq.num_kv + <double> n * (n + 1) / 2
         load.context_growth += <double> n * n
@@ -181,11 +279,32 @@ cdef void load_prefills(ModelSlot* m, StepLoad* load, ModelSequence* first) noex
         else:
             # Its last piece is another step: it is shorter, or draws a token.
             load.num_steps = min(load.num_steps, <uint64_t> (rest - 1) // n)
-        budget -= n
-        seq = prefill_behind(m, seq)
 
 
 # --- runs -------------------------------------------------------------------------------
+
+# What the budget is after a step that took so long.
+cdef int32_t steered(const ModelSlot* m, uint64_t num_tokens, double took_ns) noexcept nogil:
+    cdef double target_ns = <double> m.cost.target_ns
+    if target_ns == 0 or <int64_t> num_tokens < m.budget:
+        return m.budget
+    if took_ns > target_ns:
+        return max(<int32_t> (num_tokens * (target_ns / took_ns)), 1)
+    if took_ns < target_ns - m.cost.target_ns // 4:
+        return min(m.budget + max(m.budget // 8, 1), m.cost.batch_max)
+    return m.budget
+
+
+# The steps of a run may grow past the target, but only the last may change the budget.
+cdef void end_at_target(ModelSlot* m) noexcept nogil:
+    cdef double room_ns = m.cost.target_ns - m.first_ns
+    if m.cost.target_ns == 0 or <int64_t> m.num_tokens < m.budget:
+        return
+    if steered(m, m.num_tokens, m.first_ns) != m.budget:
+        m.num_steps = 1
+    elif m.growth_ns > 0 and 0 <= room_ns < m.growth_ns * m.num_steps:
+        m.num_steps = min(m.num_steps, <uint64_t> (room_ns / m.growth_ns) + 2)
+
 
 # How long the first n steps of the run take; each at least 1 ns, so that time moves.
 cdef inline int64_t duration_of(const ModelSlot* m, uint64_t n) noexcept nogil:
@@ -215,7 +334,6 @@ cdef void cut_run(ModelSlot* m, int64_t at_ns) noexcept nogil:
 cdef bint begin_run(ModelSlot* m, SchedulerState* s, int64_t now_ns) noexcept nogil:
     cdef Attempt* attempt = next_attempt(s, m.index)
     cdef StepLoad load
-    cdef ModelSequence* urgent
     cdef bint has_ended
     cdef uint32_t i
     while attempt != NULL:
@@ -227,9 +345,10 @@ cdef bint begin_run(ModelSlot* m, SchedulerState* s, int64_t now_ns) noexcept no
         return has_ended
     memset(&load, 0, sizeof(StepLoad))
     load.num_steps = <uint64_t> 1 << 32
-    urgent = prefill_behind(m, NULL)
-    load_decodes(m, &load, urgent)
-    load_prefills(m, &load, urgent)
+    list_opened(m)
+    let_step_back(m)
+    load_decodes(m, &load)
+    load_prefills(m, &load)
     m.began_ns = now_ns
     m.first_ns = max(1.0, m.cost.fixed_ns + m.cost.decode_ns * load.num_drawn
                      + m.cost.prefill_ns * (load.num_tokens - load.num_drawn)
@@ -237,7 +356,9 @@ cdef bint begin_run(ModelSlot* m, SchedulerState* s, int64_t now_ns) noexcept no
                      + m.cost.cells_ns * load.num_tokens * (m.num_cells + load.num_tokens))
     m.growth_ns = (m.cost.context_ns * load.context_growth
                    + m.cost.cells_ns * <double> load.num_tokens * load.num_tokens)
+    m.num_tokens = load.num_tokens
     m.num_steps = load.num_steps
+    end_at_target(m)
     m.ends_ns = now_ns + duration_of(m, m.num_steps)
     for i in range(m.num_active):
         if m.sequences[i].attempt.stop_ns and m.sequences[i].attempt.stop_ns < m.ends_ns:
@@ -268,6 +389,7 @@ cdef bint end_run(ModelSlot* m, SchedulerState* s, int64_t now_ns) noexcept nogi
     cdef uint32_t place = 0
     m.step_no += m.num_steps
     m.busy_ns += now_ns - m.began_ns
+    m.budget = steered(m, m.num_tokens, m.first_ns + m.growth_ns * (m.num_steps - 1))
     while place < m.num_active:
         if (m.sequences[place].num_in_batch
                 and advance_model_sequence(m, &m.sequences[place], now_ns)):

@@ -51,13 +51,16 @@ cdef struct Permit:
 cdef struct Books:
     BacklogState backlog
     LedgerState ledger
+    BackfillState backfill
+    LanesState shares
+    uint32_t running[MAX_DEVICE_SLOTS][MAX_LEVELS]  # by device slot and class
     TimeHeap expiry
     LevelBook levels[MAX_LEVELS]
     LaneBook lanes[MAX_LANES]
     Permit permits[MAX_LEVELS]
     Permit total
     uint64_t num_running            # atomic, one writer
-    uint64_t num_decisions          # atomic, one writer: starts chosen, fitting or not
+    uint64_t num_decisions          # atomic, one writer: requests looked at, fitting or not
     uint64_t num_rounds             # atomic, one writer
     uint64_t num_broken             # atomic, one writer: ledger or handle mismatches
     int64_t last_round_ns
@@ -91,6 +94,7 @@ cdef void leave_backlog(SchedulerState* s, uint32_t index, int64_t now_ns) noexc
     cdef int64_t steps
     if books.expiry.places[index] != NOWHERE:
         heap_remove(&books.expiry, s.table, index)
+    forget_passed(&books.backfill, index)
     if books.backlog.aging_step_ns > 0 and now_ns > entry.arrival_ns:
         steps = (now_ns - entry.arrival_ns) // books.backlog.aging_step_ns
         bump(&book.num_promoted, min(steps, <int64_t> entry.level))
@@ -134,21 +138,154 @@ cdef bint is_servable(SchedulerState* s, const Entry* entry) noexcept nogil:
     return False
 
 
+# How many may run at once on a device slot, with one of this class among them. The extra
+# sequences are for who is better than somebody that runs there: he need not wait until one
+# of those ends, they step back for him.
+cdef uint64_t sequence_limit(SchedulerState* s, uint32_t slot, uint32_t level) noexcept nogil:
+    cdef Books* books = books_of(s)
+    cdef SlotAccount* account = &books.ledger.slots[slot]
+    cdef uint32_t worse
+    for worse in range(level + 1, books.backlog.num_levels):
+        if books.running[slot][worse]:
+            return account.num_sequences + account.num_extra
+    return account.num_sequences
+
+
+# Whether it can start there now: with a sequence and cells, beside what is held for another.
+cdef bint has_room(SchedulerState* s, uint32_t slot, uint32_t index) noexcept nogil:
+    cdef Books* books = books_of(s)
+    cdef SlotAccount* account = &books.ledger.slots[slot]
+    cdef Passed* holder = holder_of(&books.backfill, slot)
+    cdef uint64_t sequences = 1
+    cdef uint64_t tokens = s.table[index].footprint_tokens
+    if holder != NULL and holder.index != index:
+        sequences += 1
+        tokens += s.table[holder.index].footprint_tokens
+    return (serves(s.slots[slot], &s.table[index])
+            and account.num_running + sequences <= sequence_limit(s, slot, s.table[index].level)
+            and tokens <= account.capacity - account.reserved)
+
+
 # Least connections: of the device slots that can start it now, the one that runs least for
 # its weight; then the first. NOWHERE: none can.
-cdef uint32_t place(SchedulerState* s, const Entry* entry) noexcept nogil:
+cdef uint32_t place(SchedulerState* s, uint32_t index) noexcept nogil:
     cdef LedgerState* ledger = &books_of(s).ledger
     cdef uint32_t i, best = NOWHERE
-    cdef SlotAccount* account
     for i in range(s.num_slots):
-        account = &ledger.slots[i]
-        if (not serves(s.slots[i], entry) or account.num_running >= account.num_sequences
-                or entry.footprint_tokens > account.capacity - account.reserved):
+        if not has_room(s, i, index):
             continue
-        if best == NOWHERE or (account.num_running * s.slots[best].weight
+        if best == NOWHERE or (ledger.slots[i].num_running * s.slots[best].weight
                                < ledger.slots[best].num_running * s.slots[i].weight):
             best = i
     return best
+
+
+# Hold the device slot where it is nearest to fitting: with the most free cells, then the
+# first. False: all that serve it are held.
+cdef bint take_hold(SchedulerState* s, Passed* passed) noexcept nogil:
+    cdef Books* books = books_of(s)
+    cdef SlotAccount* slots = books.ledger.slots
+    cdef uint32_t i
+    for i in range(s.num_slots):
+        if (not serves(s.slots[i], &s.table[passed.index])
+                or holder_of(&books.backfill, i) != NULL):
+            continue
+        if passed.slot == NOWHERE or (slots[i].capacity - slots[i].reserved
+                                      > slots[passed.slot].capacity - slots[passed.slot].reserved):
+            passed.slot = i
+    if passed.slot == NOWHERE:
+        return False
+    bump(&books.backfill.num_holds, 1)
+    bump(&books.backfill.num_held, 1)
+    return True
+
+
+# Whether others may start ahead of one that does not fit now.
+cdef bint may_be_passed(SchedulerState* s, uint32_t index, int64_t now_ns) noexcept nogil:
+    cdef BackfillState* f = &books_of(s).backfill
+    cdef Passed* passed = note_misfit(f, index, now_ns)
+    if passed == NULL:
+        return False
+    return passed.slot != NOWHERE or not is_overdue(f, passed, now_ns) or take_hold(s, passed)
+
+
+# A holder whose device slot has come free enough. It goes before all: what is kept for it is
+# no use to anybody else.
+cdef Choice choose_holder(SchedulerState* s, uint32_t* slot) noexcept nogil:
+    cdef BackfillState* f = &books_of(s).backfill
+    cdef Choice choice
+    cdef uint32_t i
+    choice.index = NOWHERE
+    choice.is_aged = False
+    for i in range(f.num_passed):
+        slot[0] = f.passed[i].slot
+        if slot[0] != NOWHERE and has_room(s, slot[0], f.passed[i].index):
+            choice.index = f.passed[i].index
+            break
+    return choice
+
+
+# The first in order that fits somewhere, and where; those ahead of it are passed.
+cdef Choice choose_fitting(SchedulerState* s, int64_t now_ns, uint32_t* slot) noexcept nogil:
+    cdef Books* books = books_of(s)
+    cdef Aside[PASSED_MAX] asides
+    cdef Choice choice
+    cdef uint32_t i, num_aside = 0
+    while True:
+        choice = backlog_choose(&books.backlog)
+        if choice.index == NOWHERE:
+            break
+        bump(&books.num_decisions, 1)
+        slot[0] = place(s, choice.index)
+        if slot[0] != NOWHERE:
+            break
+        if num_aside == PASSED_MAX or (has_sequence_for(s, choice.index)
+                                       and not may_be_passed(s, choice.index, now_ns)):
+            choice.index = NOWHERE
+            break
+        set_aside(&books.backlog, choice.index, &asides[num_aside])
+        num_aside += 1
+    for i in range(num_aside):
+        put_back(&books.backlog, &asides[num_aside - 1 - i])
+    if choice.index != NOWHERE:
+        for i in range(num_aside):
+            count_pass(s, asides[i].index, slot[0])
+    return choice
+
+
+# Somebody starts at a device slot ahead of this one; no matter where it could not run.
+cdef void count_pass(SchedulerState* s, uint32_t index, uint32_t slot) noexcept nogil:
+    cdef BackfillState* f = &books_of(s).backfill
+    cdef Passed* passed = passed_of(f, index)
+    if passed != NULL and serves(s.slots[slot], &s.table[index]):
+        passed.num_passes += 1
+        bump(&f.num_passes, 1)
+
+
+cdef inline bint has_sequence(SchedulerState* s, uint32_t slot, uint32_t level) noexcept nogil:
+    return (not s.slots[slot].buried
+            and books_of(s).ledger.slots[slot].num_running < sequence_limit(s, slot, level))
+
+
+# Whether anybody could start: without a sequence for the best class that waits, nobody can,
+# and nobody is passed, because all wait for the same thing.
+cdef bint has_any_sequence(SchedulerState* s) noexcept nogil:
+    cdef uint32_t i, level = best_waiting(&books_of(s).backlog)
+    if level == NOWHERE:
+        return False
+    for i in range(s.num_slots):
+        if has_sequence(s, i, level):
+            return True
+    return False
+
+
+# Whether it is for want of cells that it does not start: if not, nothing need be held.
+cdef bint has_sequence_for(SchedulerState* s, uint32_t index) noexcept nogil:
+    cdef uint32_t i
+    for i in range(s.num_slots):
+        if has_sequence(s, i, s.table[index].level) and serves(s.slots[i], &s.table[index]):
+            return True
+    return False
 
 
 # --- starting and finishing -------------------------------------------------------------
@@ -192,6 +329,7 @@ cdef bint start(SchedulerState* s, Choice choice, uint32_t slot, int64_t now_ns)
     bump(&book.num_aged_starts, choice.is_aged)
     bump(&book.wait_ns_sum, max(<int64_t> 0, attempt.queue_ns))
     bump(&books.num_running, 1)
+    books.running[slot][entry.level] += 1
     bump(&books.lanes[entry.lane].num_running, 1)
     bump(&books.lanes[entry.lane].num_started, 1)
     tell_loop(s, OP_STARTED, choice.index)
@@ -221,9 +359,9 @@ cdef void settle(SchedulerState* s, uint32_t index, bint is_lost) noexcept nogil
                            entry.num_prompt_tokens, attempt.num_completion_tokens)
     if rc != LEDGER_OK:
         bump(&books.num_broken, 1)
-    backlog_charge(&books.backlog, entry.lane, entry.level, entry.key, cost - cost_of(entry))
-    books.backlog.lane_running[entry.lane] -= 1
+    backlog_settle(&books.backlog, entry, cost)
     bump(&books.num_running, -1)
+    books.running[attempt.slot][entry.level] -= 1
     bump(&books.lanes[entry.lane].num_running, -1)
     store_relaxed32(&entry.state, FREE)
     tell_loop(s, OP_SETTLED, index)
@@ -261,6 +399,8 @@ cdef void bury(SchedulerState* s) noexcept nogil:
         take_feedback_of(s, s.slots[i])
         s.slots[i].buried = True
         books.backlog.num_places -= s.slots[i].num_sequences
+        books.backlog.num_tokens -= s.slots[i].kv_tokens
+        release_hold(&books.backfill, i)
         books.sweep_next = 0
 
 
@@ -349,19 +489,21 @@ cdef bint expire(SchedulerState* s, int64_t now_ns) noexcept nogil:
     return expiry.size != 0 and expiry.nodes[0].time <= now_ns
 
 
-# Start what fits, in order, until the first that does not. True: there was more.
+# Start what fits, in order. True: there was more.
 cdef bint start_waiting(SchedulerState* s, int64_t now_ns) noexcept nogil:
     cdef Books* books = books_of(s)
     cdef Choice choice
     cdef uint32_t slot
     cdef int n
     for n in range(STARTS_PER_ROUND):
-        choice = backlog_choose(&books.backlog)
+        if not has_any_sequence(s):
+            return False
+        choice = choose_holder(s, &slot)
+        if choice.index == NOWHERE:
+            choice = choose_fitting(s, now_ns, &slot)
         if choice.index == NOWHERE:
             return False
-        bump(&books.num_decisions, 1)
-        slot = place(s, &s.table[choice.index])
-        if slot == NOWHERE or not start(s, choice, slot, now_ns):
+        if not start(s, choice, slot, now_ns):
             return False
     return True
 
@@ -399,6 +541,7 @@ cdef void publish(SchedulerState* s, int64_t now_ns) noexcept nogil:
         oldest = oldest_of(&books.backlog, level, all_lanes)
         store_relaxed(&books.levels[level].oldest_arrival_ns,
                       0 if oldest == NOWHERE else <uint64_t> s.table[oldest].arrival_ns)
+    lanes_follow(&books.shares, &books.backlog, now_ns)
     books.last_round_ns = now_ns
     bump(&books.num_rounds, 1)
 

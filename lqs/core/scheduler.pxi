@@ -144,11 +144,17 @@ cdef class Scheduler:
     `finish`, `end_step`, or their C twins). Counters may be read from any thread.
 
     Bounds: `table_capacity` requests at once, `level_caps` and `total_cap` of them waiting.
+    A request that does not fit is passed by at most `bypass_max` others and for at most
+    `bypass_ns`. `lane_share_mins` are the parts of the whole that the short and the long
+    lane keep whatever the backlogs are, `borders` the bounds, in tokens, between which the
+    border of the two moves; with the defaults nothing moves.
     """
 
     def __cinit__(self, *, uint32_t table_capacity, level_caps, uint64_t total_cap,
                   num_lanes=2, num_keys=1, key_weights=None, int64_t aging_step_ns=0,
-                  aged_every=4, lane_weights=(3, 1), uint64_t out_buffer_bytes=65536):
+                  aged_every=4, lane_weights=(3, 1), lane_share_mins=(1, 1),
+                  borders=(0, 0), uint32_t bypass_max=16, int64_t bypass_ns=10_000_000_000,
+                  uint64_t out_buffer_bytes=65536):
         cdef Books* books
         cdef uint32_t i
         check_shape(num_lanes, len(level_caps), num_keys, aging_step_ns, aged_every)
@@ -170,6 +176,15 @@ cdef class Scheduler:
         books.backlog.aging_step_ns = aging_step_ns
         books.backlog.aged_every = books.backlog.since_aged = aged_every
         set_weights(&books.backlog, lane_weights, key_weights or [1] * num_keys)
+        if not (0 <= lane_share_mins[0] <= 1 and 0 <= lane_share_mins[1] <= 1):
+            raise ValueError("lane_share_mins are parts of 1")
+        if not 0 <= bypass_ns <= 1LL << 58:
+            raise ValueError("bypass_ns must not be negative")
+        lanes_init(&books.shares, &books.backlog, lane_share_mins[0], lane_share_mins[1],
+                   borders[0], borders[1])
+        self.state.short_share = books.shares.share
+        books.backfill.bypass_max = bypass_max
+        books.backfill.bypass_ns = bypass_ns
         for i in range(books.backlog.num_levels):
             books.permits[i].cap = level_caps[i]
         books.total.cap = total_cap
@@ -195,21 +210,26 @@ cdef class Scheduler:
         state_free(self.state)
 
     def add_device_slot(self, *, uint16_t model=0, uint64_t kv_tokens, uint32_t num_sequences,
-                        double weight=1.0):
-        """Add one model on one device, before the first request: its number."""
+                        uint32_t num_extra=0, double weight=1.0):
+        """Add one model on one device, before the first request: its number.
+
+        `num_extra` sequences are there beside the others for who is of a better class than
+        somebody that runs there.
+        """
         cdef SchedulerState* s = self.state
         cdef DeviceSlot* slot
         if self.has_begun:
             raise RuntimeError("device slots are added before the first request")
         if s.num_slots == MAX_DEVICE_SLOTS:
             raise ValueError("too many device slots")
-        if not 1 <= num_sequences <= 65536 or not 0 < weight <= 1e6:
+        if not 1 <= num_sequences <= 65536 or num_extra > 65536 or not 0 < weight <= 1e6:
             raise ValueError("num_sequences at least 1, weight above 0")
         slot = <DeviceSlot*> new_lines(sizeof(DeviceSlot))
         if slot == NULL:
             raise MemoryError
         slot.waker.fd = -1
-        if (ring_init(&slot.dispatch, num_sequences) or ring_init(&slot.feedback, num_sequences)
+        if (ring_init(&slot.dispatch, num_sequences + num_extra)
+                or ring_init(&slot.feedback, num_sequences + num_extra)
                 or ring_init(&slot.events, s.capacity) or waker_init(&slot.waker)):
             slot_free(slot)
             raise MemoryError
@@ -220,7 +240,9 @@ cdef class Scheduler:
         slot.weight = weight
         books_of(s).ledger.slots[slot.index].capacity = kv_tokens
         books_of(s).ledger.slots[slot.index].num_sequences = num_sequences
+        books_of(s).ledger.slots[slot.index].num_extra = num_extra
         books_of(s).backlog.num_places += num_sequences
+        books_of(s).backlog.num_tokens += kv_tokens
         s.slots[slot.index] = slot
         s.num_slots += 1
         return slot.index
@@ -614,6 +636,11 @@ cdef class Scheduler:
         self.check_level(level)
         return load_relaxed(&books_of(self.state).permits[level].taken)
 
+    @property
+    def border_tokens(self):
+        """Up to that a request is short, where nothing else decides; follows the backlogs."""
+        return load_relaxed(&books_of(self.state).shares.border_tokens)
+
     def drain_rate(self, uint32_t level):
         """Starts per second of this class while it had a queue; 0.0: not known yet."""
         self.check_level(level)
@@ -657,7 +684,13 @@ cdef class Scheduler:
             "slots": [{**slot_figures(&books.ledger.slots[i]),
                        "is_dead": bool(is_dead(self.state, i))}
                       for i in range(self.state.num_slots)],
-            "lanes": [lane_figures(&books.lanes[i]) for i in range(books.backlog.num_lanes)],
+            "lanes": [{**lane_figures(&books.lanes[i]),
+                       "share": books.backlog.lane_weights[i] / books.backlog.lane_weight_sum}
+                      for i in range(books.backlog.num_lanes)],
+            "border_tokens": load_relaxed(&books.shares.border_tokens),
+            "num_passes": load_relaxed(&books.backfill.num_passes),
+            "num_holds": load_relaxed(&books.backfill.num_holds),
+            "num_holding": load_relaxed(&books.backfill.num_held),
             # By name: what lies in it, and what fits.
             "rings": {"submit": ring_figures(&self.state.submit),
                       "events": ring_figures(&self.state.events),

@@ -32,10 +32,11 @@ cdef int64_t NEVER_NS = 0x7FFFFFFFFFFFFFFF
 cdef class Simulation:
     """Plays requests through a door and a scheduler whose device slots are models.
 
-    `costs` has one (fixed_ns, decode_ns, prefill_ns, context_ns, cells_ns, budget, batch_max)
-    for each device slot of `scheduler`; see core/model_slots.pxi. The columns describe the
-    requests in the order of `arrival_ns`; the last four are written as each of them ends,
-    with the clock's times, 0 for what did not come. `context_tokens` bounds prompt and answer
+    `costs` has one (fixed_ns, decode_ns, prefill_ns, context_ns, cells_ns, budget, fine_budget,
+    batch_max, target_ns) for each device slot of `scheduler`; see core/model_slots.pxi. The
+    columns describe the requests in the order of `arrival_ns`; the last four are written as each
+    of them ends, with the clock's times, 0 for what did not come. With `has_lanes` those above
+    the scheduler's border stand in the long lane. `context_tokens` bounds prompt and answer
     together. Above a load of `high_load_at` all but the best class come in one class lower.
     Times are the virtual clock's nanoseconds, limits 0 for none.
 
@@ -49,9 +50,10 @@ cdef class Simulation:
     cdef uint32_t* request_of       # by entry of the table
     cdef const int64_t[::1] arrival_ns
     cdef const uint32_t[::1] prompt_tokens, completion_tokens, max_tokens, key
-    cdef const uint8_t[::1] level, lane
+    cdef const uint8_t[::1] level
     cdef int64_t[::1] started_ns, first_token_ns, ended_ns
     cdef uint8_t[::1] ending
+    cdef bint has_lanes
     cdef uint32_t context_tokens
     cdef int64_t queue_limit_ns, run_limit_ns
     cdef double high_load_at
@@ -63,9 +65,9 @@ cdef class Simulation:
     def __cinit__(self, Scheduler scheduler not None, Door door not None, costs, *,
                   const int64_t[::1] arrival_ns, const uint32_t[::1] prompt_tokens,
                   const uint32_t[::1] completion_tokens, const uint32_t[::1] max_tokens,
-                  const uint8_t[::1] level, const uint8_t[::1] lane, const uint32_t[::1] key,
+                  const uint8_t[::1] level, const uint32_t[::1] key,
                   int64_t[::1] started_ns, int64_t[::1] first_token_ns, int64_t[::1] ended_ns,
-                  uint8_t[::1] ending, uint32_t context_tokens,
+                  uint8_t[::1] ending, bint has_lanes, uint32_t context_tokens,
                   int64_t queue_limit_ns=0, int64_t run_limit_ns=0, double high_load_at=1.0):
         self.scheduler = scheduler
         self.door = door
@@ -73,15 +75,16 @@ cdef class Simulation:
         self.num_requests = len(arrival_ns)
         self.arrival_ns, self.prompt_tokens = arrival_ns, prompt_tokens
         self.completion_tokens, self.max_tokens = completion_tokens, max_tokens
-        self.level, self.lane, self.key = level, lane, key
+        self.level, self.key = level, key
         self.started_ns, self.first_token_ns = started_ns, first_token_ns
         self.ended_ns, self.ending = ended_ns, ending
+        self.has_lanes = has_lanes
         self.context_tokens = context_tokens
         self.queue_limit_ns = queue_limit_ns
         self.run_limit_ns = run_limit_ns
         self.high_load_at = high_load_at
         if not (len(arrival_ns) == len(prompt_tokens) == len(completion_tokens) == len(max_tokens)
-                == len(level) == len(lane) == len(key) == len(started_ns) == len(first_token_ns)
+                == len(level) == len(key) == len(started_ns) == len(first_token_ns)
                 == len(ended_ns) == len(ending)):
             raise ValueError("every column has one value for each request")
         self.check_columns()
@@ -96,7 +99,7 @@ cdef class Simulation:
                 self.scheduler.state.table[i].attempt = NULL
         if self.slots != NULL:
             for i in range(self.scheduler.state.num_slots):
-                free(self.slots[i].sequences)
+                model_slot_free(&self.slots[i])
         free(self.slots)
         free(self.request_of)
 
@@ -105,13 +108,14 @@ cdef class Simulation:
         cdef BacklogState* backlog = &books_of(self.scheduler.state).backlog
         cdef uint64_t i
         for i in range(self.num_requests):
-            if (self.level[i] >= backlog.num_levels or self.lane[i] >= backlog.num_lanes
-                    or self.key[i] >= backlog.num_keys):
-                raise IndexError(f"request {i}: no such class, lane or key")
+            if self.level[i] >= backlog.num_levels or self.key[i] >= backlog.num_keys:
+                raise IndexError(f"request {i}: no such class or key")
             if self.arrival_ns[i] < 0 or (i and self.arrival_ns[i] < self.arrival_ns[i - 1]):
                 raise ValueError(f"request {i}: arrivals are at least 0 and do not go back")
         if self.scheduler.num_touched or self.door.num_inside or self.door.num_guests:
             raise ValueError("the scheduler or the door has had requests before")
+        if self.has_lanes and backlog.num_lanes < 2:
+            raise ValueError("the scheduler has one lane only")
         if self.door.door.num_levels != backlog.num_levels:
             raise ValueError("scheduler and door have other classes")
 
@@ -126,12 +130,13 @@ cdef class Simulation:
         if self.request_of == NULL or self.slots == NULL:
             raise MemoryError
         for i in range(s.num_slots):
-            if model_slot_init(&self.slots[i], i, s.slots[i].num_sequences):
+            if model_slot_init(&self.slots[i], s, i):
                 raise MemoryError
             cost = &self.slots[i].cost
             (cost.fixed_ns, cost.decode_ns, cost.prefill_ns, cost.context_ns, cost.cells_ns,
-             cost.budget, cost.batch_max) = costs[i]
-            if min(costs[i]) < 0 or cost.batch_max < s.slots[i].num_sequences:
+             cost.budget, cost.fine_budget, cost.batch_max, cost.target_ns) = costs[i]
+            self.slots[i].budget = cost.budget
+            if min(costs[i]) < 0 or cost.batch_max < <int64_t> s.slots[i].num_sequences:
                 raise ValueError("a cost is not below 0, and a step has room for every sequence")
 
     @property
@@ -261,7 +266,10 @@ cdef class Simulation:
         entry.footprint_tokens = entry.num_prompt_tokens + entry.max_tokens
         entry.model = 0
         entry.level = <uint8_t> level
-        entry.lane = self.lane[request]
+        entry.lane = LANE_SHORT
+        if self.has_lanes and (entry.footprint_tokens
+                               > books_of(self.scheduler.state).shares.border_tokens):
+            entry.lane = LANE_LONG
         entry.work = <void*> <size_t> self.completion_tokens[request]
         entry.cancel = 0
         self.scheduler.num_arrived += 1

@@ -182,6 +182,7 @@ def make_worker(
     prefix_sequences: int,
     flash_attention: bool,
     inter_token_target_ms: float,
+    n_extra: int,
 ) -> _engine.Worker:
     """Open a worker, warm it up and calibrate its step. Raises DeviceError."""
     try:
@@ -198,6 +199,7 @@ def make_worker(
             prefix_cache=prefix_cache,
             num_cached=prefix_sequences,
             flash_attn=-1 if flash_attention else 0,
+            n_extra=n_extra,
         )
         worker.open()
         worker.calibrate(inter_token_target_ms)

@@ -43,6 +43,7 @@ class Plan:
     kv_tokens: int
     request_tokens_max: int
     n_ctx_train: int
+    num_extra: int  # Sequences for urgent requests.
 
     @property
     def num_cells(self) -> int:
@@ -75,7 +76,18 @@ def make_plan(config: Config, path: Path, machine: Machine | None = None) -> Pla
         kv_tokens=kv_tokens,
         request_tokens_max=min(per_sequence, n_ctx_train),
         n_ctx_train=n_ctx_train,
+        num_extra=_num_extra(config, kv_tokens),
     )
+
+
+def _num_extra(config: Config, kv_tokens: int) -> int:
+    """Sequences for urgent requests: as many as are wanted and llama.cpp and a step have room for.
+
+    One of its 256 lays the cells out. A cache that is split would be cut smaller for them.
+    """
+    engine = config.engine
+    left = min(255, engine.n_batch, kv_tokens) - engine.parallel
+    return max(min(engine.urgent_sequences, left), 0) if engine.kv_unified else 0
 
 
 def check_fits(config: Config, plan: Plan) -> None:

@@ -229,7 +229,10 @@ class Models:
     def _open(self, served: Served, device: str, plan: Plan) -> Slot:
         engine = self._config.engine
         number = self._scheduler.add_device_slot(
-            model=served.index, kv_tokens=plan.kv_tokens, num_sequences=engine.parallel
+            model=served.index,
+            kv_tokens=plan.kv_tokens,
+            num_sequences=engine.parallel,
+            num_extra=plan.num_extra,
         )
         worker = self._make_worker(
             self._scheduler,
@@ -246,6 +249,7 @@ class Models:
             prefix_sequences=engine.prefix_sequences,
             flash_attention=engine.flash_attention,
             inter_token_target_ms=engine.inter_token_target_ms,
+            n_extra=plan.num_extra,
         )
         for each in self._drill:
             if each.slot == number:

@@ -54,6 +54,7 @@ cdef bint open_sequence(WorkerData* w, Sequence* seq, Attempt* attempt, const Wo
     seq.work = work
     # Still this request's: a device slot has just been asked to start it.
     seq.level = entry_of(w.sched, attempt.handle).level
+    seq.lane = entry_of(w.sched, attempt.handle).lane
     seq.scope = work.scope
     seq.phase = PHASE_PREFILL
     seq.num_prompt = work.num_prompt
@@ -170,8 +171,8 @@ cdef void add_decode(WorkerData* w, Sequence* seq) noexcept nogil:
 
 cdef void add_prefill(WorkerData* w, Sequence* seq, uint32_t n) noexcept nogil:
     """The next `n` tokens of the prompt; only its last one needs logits."""
-    cdef uint32_t pos
-    for pos in range(seq.num_kv, seq.num_kv + n):
+    cdef uint32_t pos, first = seq.num_kv + seq.in_batch
+    for pos in range(first, first + n):
         batch_add(w, seq, seq.tokens[pos], pos, pos + 1 == seq.num_prompt)
 
 
@@ -206,31 +207,79 @@ cdef inline bint comes_before(const Sequence* a, const Sequence* b) noexcept nog
     return a.order < b.order
 
 
+cdef void step_back(WorkerData* w) noexcept nogil:
+    """With urgent requests running there are more than a step is to decode: the least step back."""
+    cdef Sequence* least
+    cdef int32_t i, num_over = <int32_t>w.num_active - w.num_in_turn
+    for i in range(w.num_ids):
+        w.seqs[i].steps_back = False
+    while num_over > 0:
+        least = NULL
+        for i in range(w.num_ids):
+            if is_active(&w.seqs[i]) and not w.seqs[i].steps_back and (
+                    least == NULL or comes_before(least, &w.seqs[i])):
+                least = &w.seqs[i]
+        least.steps_back = True
+        num_over -= 1
+
+
 cdef void fill_decodes(WorkerData* w) noexcept nogil:
     cdef int32_t urgent = best_prefill_level(w)
     cdef Sequence* seq
     cdef int32_t i
+    step_back(w)
     for i in range(w.num_ids):
         seq = &w.seqs[i]
         if seq.phase != PHASE_DECODE or is_paused(w, seq):
             continue
-        if seq.level > urgent and w.step_no - seq.last_step < DECODE_EVERY:
+        if (seq.level > urgent or seq.steps_back) and w.step_no - seq.last_step < DECODE_EVERY:
             continue
         if make_room(w, w.batch.n_tokens + 1):
             add_decode(w, seq)
 
 
-cdef void fill_prefills(WorkerData* w) noexcept nogil:
-    cdef int32_t budget = min(max(w.budget - w.batch.n_tokens, PREFILL_MIN), w.batch_max - w.batch.n_tokens)
+cdef bint has_prefill(WorkerData* w, int32_t level, uint8_t lane) noexcept nogil:
+    cdef int32_t i
+    for i in range(w.num_ids):
+        if w.seqs[i].phase == PHASE_PREFILL and w.seqs[i].level == level and w.seqs[i].lane == lane:
+            return True
+    return False
+
+
+cdef int32_t fill_prefills_of(WorkerData* w, uint8_t lane, int32_t level, int32_t budget) noexcept nogil:
+    """Prefill of one lane (LANE_ANY: all) down to a class, within the budget: what is left of that."""
     cdef Sequence* seq = next_prefill(w, NULL)
-    cdef uint32_t n
-    while seq != NULL and budget > 0:
-        n = min(<uint32_t>budget, seq.num_prompt - seq.num_kv)
-        if not make_room(w, w.batch.n_tokens + n):
-            return
-        add_prefill(w, seq, n)
-        budget -= n
+    cdef int32_t n
+    while seq != NULL and budget > 0 and seq.level <= level:
+        if lane == LANE_ANY or seq.lane == lane:
+            n = min(budget, <int32_t>(seq.num_prompt - seq.num_kv - seq.in_batch))
+            if seq.lane == LANE_LONG:
+                n = min(n, w.num_fine)
+            if n > 0 and not make_room(w, w.batch.n_tokens + n):
+                return 0
+            add_prefill(w, seq, n)
+            budget -= n
+            if seq.lane == LANE_LONG:
+                w.num_fine -= n
         seq = next_prefill(w, seq)
+    return budget
+
+
+cdef void fill_prefills(WorkerData* w) noexcept nogil:
+    """Best class first. Where short and long prompts of it are open they share the budget as their
+    lanes do, so that a long one does not stand in front of the short ones; what a lane does not
+    need is lent. Long prompts go in the smallest chunks that are not dearer: whoever comes
+    meanwhile waits for a short step."""
+    cdef int32_t budget = min(max(w.budget - w.batch.n_tokens, PREFILL_MIN), w.batch_max - w.batch.n_tokens)
+    cdef int32_t best = best_prefill_level(w)
+    cdef int32_t part
+    w.num_fine = max(w.fine_budget, PREFILL_MIN)
+    if has_prefill(w, best, LANE_SHORT) and has_prefill(w, best, LANE_LONG):
+        part = <int32_t>(budget * w.sched.short_share + 0.5)
+        budget -= part
+        budget += fill_prefills_of(w, LANE_SHORT, best, part)
+        budget = fill_prefills_of(w, LANE_LONG, best, budget)
+    fill_prefills_of(w, LANE_ANY, LEVEL_NONE, budget)
 
 
 cdef void fill_alone(WorkerData* w) noexcept nogil:
@@ -279,9 +328,25 @@ cdef int32_t decode(WorkerData* w) noexcept nogil:
     w.now_ns = lqs_now_ns()
     w.stats.decode_ns += w.now_ns - began
     w.stats.num_decodes += 1
+    if rc == 0:
+        steer_budget(w, w.now_ns - began)
     if rc == 0 and note_step(&w.governor, w.batch.n_tokens, w.now_ns - began, w.now_ns, lqs_preemptions()):
         llama_set_n_threads(w.ctx, w.governor.current, w.governor.current)
     return rc
+
+
+cdef void steer_budget(WorkerData* w, int64_t took_ns) noexcept nogil:
+    """Long contexts and a busy box make tokens dearer than they were when the budget was measured.
+
+    Only a full step tells. Too slow: at once down to what would have met the target; quick: up by an
+    eighth, so that a device on which a larger step costs no more finds its way up.
+    """
+    if w.step_target_ns == 0 or w.batch.n_tokens < w.budget:
+        return
+    if took_ns > w.step_target_ns:
+        w.budget = max(<int32_t>(w.batch.n_tokens * (w.step_target_ns / <double>took_ns)), 1)
+    elif took_ns < w.step_target_ns - w.step_target_ns // 4:
+        w.budget = min(w.budget + max(w.budget // 8, 1), w.batch_max)
 
 
 cdef int32_t chaos_or_decode(WorkerData* w) noexcept nogil:

@@ -64,6 +64,12 @@ cdef class Completion(Work):
         return self._work.max_tokens
 
 
+cdef int32_t finest(dict found):
+    """The smallest of the measured sizes whose tokens cost hardly more than the cheapest do."""
+    cheapest = min(took / n for n, took in found.items())
+    return min(n for n, took in found.items() if took / n <= FINE_COST_MAX * cheapest)
+
+
 @cython.final
 cdef class Worker:
     """One device slot: a llama.cpp context and the thread that steps it.
@@ -76,6 +82,7 @@ cdef class Worker:
     Args:
         n_ctx: KV cells of the whole context (padded to 256 by llama.cpp).
         n_seq: requests that run at once, 1..256.
+        n_extra: further ones for urgent requests; while those run, as many lesser ones step back.
         n_batch: tokens of one step at most.
         n_ubatch: of these, tokens that are computed at once; see CPU_UBATCH_MAX.
         threads: threads of a CPU device slot.
@@ -94,16 +101,17 @@ cdef class Worker:
     cdef readonly dict calibration
     cdef int _flash
     cdef int32_t _num_cached
+    cdef readonly int32_t n_extra
 
     def __cinit__(self, Scheduler scheduler not None, uint32_t slot, Model model not None, *, int32_t n_ctx,
                   int32_t n_seq, int32_t n_batch=512, int32_t n_ubatch=CPU_UBATCH_MAX, int32_t threads=1,
                   bint kv_unified=True, bint prefix_cache=True,
-                  int flash_attn=-1, int32_t num_cached=32, bint compact=True):
+                  int flash_attn=-1, int32_t num_cached=32, bint compact=True, int32_t n_extra=0):
         memset(&self._w, 0, sizeof(WorkerData))
-        if not 1 <= n_seq <= 256:
-            raise ValueError(f"n_seq is {n_seq}; llama.cpp takes 1 to 256 sequences in a context")
-        if n_batch < n_seq or n_batch < 1:
-            raise ValueError(f"n_batch is {n_batch}; it must hold one token of each of the {n_seq} sequences")
+        if not 1 <= n_seq <= 256 - n_extra or n_extra < 0:
+            raise ValueError(f"n_seq is {n_seq}, n_extra {n_extra}; llama.cpp takes 1 to 256 sequences in a context")
+        if n_batch < n_seq + n_extra:
+            raise ValueError(f"n_batch is {n_batch}; it must hold one token of each of the {n_seq + n_extra} sequences")
         if n_ctx < 1 or threads < 1 or n_ubatch < 1:
             raise ValueError("n_ctx, n_ubatch and threads must be at least 1")
         model._require()
@@ -111,6 +119,7 @@ cdef class Worker:
         self._model = model
         self.n_ctx = n_ctx
         self.n_seq = n_seq
+        self.n_extra = n_extra
         self.n_batch = n_batch
         self.n_ubatch = min(n_ubatch, n_batch)
         self.threads = threads
@@ -119,11 +128,12 @@ cdef class Worker:
         self._w.prefix_cache = prefix_cache and model.can_reuse_prefix
         self._flash = flash_attn
         # Compaction needs one sequence id for itself, and a cache whose parts can be copied.
-        self._w.compacting = (compact and kv_unified and model.can_reuse_prefix and n_seq < 256
-                              and flash_attn != 0)
+        self._w.compacting = (compact and kv_unified and model.can_reuse_prefix
+                              and n_seq + self.n_extra < 256 and flash_attn != 0)
+        self._w.num_in_turn = n_seq
         self._num_cached = 0
         if kv_unified and self._w.prefix_cache:
-            self._num_cached = max(0, min(num_cached, 256 - n_seq - self._w.compacting))
+            self._num_cached = max(0, min(num_cached, 256 - n_seq - self.n_extra - self._w.compacting))
         self._w.sched = scheduler.state
         self._w.slot = slot
 
@@ -136,7 +146,7 @@ cdef class Worker:
         """Create the context and compute once at full width. Raises EngineError where it does not fit."""
         cdef llama_context_params params
         cdef llama_context* ctx
-        cdef int32_t num_ids = self.n_seq + self._num_cached
+        cdef int32_t num_ids = self.n_seq + self.n_extra + self._num_cached
         if self._w.ctx != NULL:
             raise EngineError("the worker is open already")
         self._model._require()
@@ -231,6 +241,8 @@ cdef class Worker:
         cdef int32_t n = min(16, self.n_batch)
         cdef double took_ms
         found = {}
+        self._w.fine_budget = n
+        self._w.step_target_ns = <int64_t>min(target_ms * 1e6, 1e18)
         self._w.budget = n
         while True:
             took_ms = self._time_batch(n, 1) / 1e6
@@ -241,6 +253,7 @@ cdef class Worker:
             if n == self.n_batch:
                 break
             n = min(2 * n, self.n_batch)
+        self._w.fine_budget = finest(found)
         self.calibration = found
         return found
 

@@ -61,6 +61,7 @@ _DOOR_COUNTERS = (
 _LANE_GAUGES = (
     ("lqs_lane_depth", "Waiting, by lane.", "num_waiting"),
     ("lqs_lane_running", "Running, by lane.", "num_running"),
+    ("lqs_lane_share", "Its part of the sequences and KV tokens while both lanes wait.", "share"),
 )
 # (name, doc, the core's name) of what the ledger promises by device slot.
 _LEDGER_GAUGES = (
@@ -92,7 +93,9 @@ _DEVICE_CLOCKS = (
 )
 # (name, doc, the core's name) of what it counts once.
 _CORE_COUNTERS = (
-    ("lqs_decisions", "Starts chosen, those among them that then found no room.", "num_decisions"),
+    ("lqs_decisions", "Requests looked at for a start, those among them that found no room.", "num_decisions"),
+    ("lqs_passes", "Starts ahead of a request that did not fit.", "num_passes"),
+    ("lqs_holds", "Times that a device slot was held for one that did not fit.", "num_holds"),
     ("lqs_rounds", "Rounds of the scheduler.", "num_rounds"),
     ("lqs_out_buffers_full", "Times a worker found no room for text, because its reader is slow.", "num_starved"),
     ("lqs_core_broken", "Broken rules of the core; expected 0.", "num_broken"),
@@ -163,6 +166,11 @@ class Metrics(Counts):
             yield _counters(name, doc, "level", self._by_level(levels, key))
         for name, doc, key in _LANE_GAUGES:
             yield _gauges(name, doc, "lane", {lane: seen[key] for lane, seen in zip(_LANES, lanes, strict=True)})
+        border = "Up to so many tokens a request is short."
+        yield GaugeMetricFamily("lqs_lane_border_tokens", border, value=core["border_tokens"])
+        yield GaugeMetricFamily(
+            "lqs_holding", "Device slots held for one that does not fit.", value=core["num_holding"]
+        )
         yield GaugeMetricFamily("lqs_queue_total_places_taken", "Places taken.", value=core["num_entered"])
         yield _gauges(
             "lqs_queue_oldest_wait_seconds", "Longest wait of those waiting.", "level", self._oldest_waits_s(levels)

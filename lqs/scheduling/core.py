@@ -25,6 +25,10 @@ def make_scheduler(config: Config, key_weights: list[float]) -> Scheduler:
         aging_step_ns=int(queue.aging_step_s * NS_PER_S),
         aged_every=queue.aged_every,
         lane_weights=queue.lane_weights,
+        lane_share_mins=queue.lane_share_mins,
+        borders=(queue.short_tokens_max, queue.long_tokens_min),
+        bypass_max=queue.bypass_max,
+        bypass_ns=int(queue.bypass_s * NS_PER_S),
         out_buffer_bytes=config.engine.out_buffer_bytes,
     )
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -34,6 +35,7 @@ from lqs.config import Config
 from lqs.errors import RETRY_AFTER_S_MAX, RequestRefused
 from lqs.request import NS_PER_S, Outcome, Request, RequestState, Sink
 from lqs.scheduling.entrance import Entrance, NoPlace
+from lqs.scheduling.pace import Pace
 
 # Nothing has started yet, so nothing is known about how fast places come free.
 _UNKNOWN_WAIT_S = 5.0
@@ -67,6 +69,7 @@ class Ticket:
 
     request: Request
     sink: Sink
+    pace: Pace
     has_started: bool = False
 
 
@@ -99,6 +102,7 @@ class Desk:
         self._next_place_ns: dict[int, int] = {}
         self._mean_service_s = 0.0
         self._live: set[Ticket] = set()
+        self._paces: defaultdict[int, Pace] = defaultdict(Pace)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen for events, and start the scheduler's thread. Device slots are added before."""
@@ -139,7 +143,7 @@ class Desk:
 
     def submit(self, request: Request, work: Work, sink: Sink, *, model: int) -> None:
         """Hand the request, with its place, to the scheduler. Raises RequestRefused."""
-        ticket = Ticket(request, sink)
+        ticket = Ticket(request, sink, self.pace(model))
         # From here on the place is the core's, also if it has no room in its table.
         request.holds_permit = False
         try:
@@ -203,6 +207,15 @@ class Desk:
         """Requests with a place, whatever their state."""
         return self.entrance.num_inside
 
+    def pace(self, model: int) -> Pace:
+        """How fast the model of that number has been of late."""
+        return self._paces[model]
+
+    @property
+    def border_tokens(self) -> int:
+        """Up to that a request counts as short just now."""
+        return self.scheduler.border_tokens
+
     def position(self, request: Request) -> int | None:
         """Its place in the queue, from 1, estimated; None when it does not wait."""
         return None if request.handle is None else self.scheduler.position(request.handle)
@@ -261,6 +274,7 @@ class Desk:
         elif kind == EV_FINISHED:
             request.state = RequestState.FINISHED
             self._note_service(rest[0])
+            ticket.pace.note(request, rest[0])
             self._observer.finished(request, rest[0])
             sink.finished(rest[0])
         elif kind == EV_SETTLED:

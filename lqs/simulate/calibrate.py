@@ -7,16 +7,19 @@ of its terms occurs until the first token and until the last, and a fit gives th
 
 from __future__ import annotations
 
+import itertools
 import platform
 import random
 import select
 import statistics
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from lqs._core import EV_FINISHED, EV_SETTLED, Finish, Scheduler, Work
 from lqs.config import Config
@@ -38,6 +41,10 @@ _LONG_S = 3.0
 _NUM_RUNS = 3
 # Nanoseconds that stand for one occurrence of a term: large beside the least step of 1 ns.
 _UNIT_NS = 1_000_000.0
+# An inter-token target that no step misses, so that the budget stays where it is.
+_NO_TARGET_MS = 60_000.0
+# As the worker has it: how much dearer a token may be for steps to be short.
+_FINE_COST_MAX = 1.1
 _NUM_TERMS = 5
 _CLOSE_S = 5.0
 _POLL_MS = 100
@@ -65,6 +72,9 @@ def calibrate(config: Config, path: Path, look: Callable[[str], None]) -> Calibr
     `look` is told what is measured. Raises StartError.
     """
     library.start(verbose=False)
+    target_ms = config.engine.inter_token_target_ms
+    engine = msgspec.structs.replace(config.engine, inter_token_target_ms=_NO_TARGET_MS)
+    config = msgspec.structs.replace(config, engine=engine)
     num_all = config.engine.parallel * len(config.engine.devices)
     scheduler = Scheduler(
         table_capacity=max(num_all, 16),
@@ -79,7 +89,7 @@ def calibrate(config: Config, path: Path, look: Callable[[str], None]) -> Calibr
     plan = models.load()
     models.start()
     try:
-        return _Bench(config, models, scheduler, plan, look).calibration()
+        return _Bench(config, models, scheduler, plan, look).calibration(target_ms)
     finally:
         models.close(_CLOSE_S)
 
@@ -99,16 +109,20 @@ class _Bench:
         self._poller = select.poll()
         self._poller.register(scheduler.loop_fd, select.POLLIN)
         self._num_slots = len(plan.devices)
+        worker = next(models.slots).worker
+        self._sizes_ms = worker.calibration
         self._shape = SlotShape(
             num_sequences=config.engine.parallel,
             kv_tokens=plan.kv_tokens,
-            budget=min(slot.worker.budget for slot in models.slots),
+            budget=worker.budget,
             batch_max=min(config.engine.n_batch, plan.num_cells),
             context_tokens=plan.request_tokens_max,
+            num_extra=plan.num_extra,
+            fine_budget=worker.budget,
         )
 
-    def calibration(self) -> Calibration:
-        """Measure everything and fit."""
+    def calibration(self, target_ms: float) -> Calibration:
+        """Measure everything and fit; the step is bounded as the worker bounds it for this target."""
         rows: list[list[float]] = []
         values: list[float] = []
         self._run(Experiment(1, _SHORT_PROMPT, 2))
@@ -130,7 +144,7 @@ class _Bench:
             threads=self._plan.threads,
             devices=self._num_slots,
             cost=StepCost(*terms),
-            shape=self._shape,
+            shape=bounded(self._shape, self._sizes_ms, target_ms),
             error_p50=statistics.median(errors),
             error_max=max(errors),
         )
@@ -219,6 +233,20 @@ def occurrences(experiment: Experiment, shape: SlotShape) -> list[list[float]]:
         spans = zip(played.ended_ns, played.first_token_ns, strict=True)
         rest_rows.append(statistics.fmean(end - first for end, first in spans) / _UNIT_NS)
     return [first_rows, rest_rows]
+
+
+def bounded(shape: SlotShape, sizes_ms: Mapping[int, float], target_ms: float) -> SlotShape:
+    """The shape with the budgets that a worker finds for this target.
+
+    `sizes_ms` are milliseconds of a step by its tokens. A worker tries no size beyond the first that
+    misses the target.
+    """
+    sizes = sorted(sizes_ms)
+    num_met = sum(1 for _ in itertools.takewhile(lambda size: sizes_ms[size] <= target_ms, sizes))
+    tried = sizes[: num_met + 1]
+    cheapest = min(sizes_ms[size] / size for size in tried)
+    fine = next(size for size in tried if sizes_ms[size] / size <= _FINE_COST_MAX * cheapest)
+    return msgspec.structs.replace(shape, budget=sizes[max(num_met - 1, 0)], fine_budget=fine, target_ms=target_ms)
 
 
 def machine_name(num_cores: int) -> str:

@@ -33,13 +33,20 @@ class StepCost(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SlotShape(Struct, frozen=True, forbid_unknown_fields=True):
-    """What bounds a device slot: sequences, KV tokens, tokens of a step, the longest request."""
+    """What bounds a device slot: sequences, KV tokens, tokens of a step, the longest request.
+
+    `num_extra` sequences are for urgent requests alone. The step's `budget` is where it begins; it is
+    steered towards steps of `target_ms` (0: it stays). `fine_budget` of it are for long prompts.
+    """
 
     num_sequences: Annotated[int, Meta(ge=1, le=65_536)]
     kv_tokens: Annotated[int, Meta(ge=1, le=1_000_000_000)]
     budget: Annotated[int, Meta(ge=1, le=1_000_000)]
     batch_max: Annotated[int, Meta(ge=1, le=1_000_000)]
     context_tokens: Annotated[int, Meta(ge=2, le=1_000_000_000)]
+    num_extra: Annotated[int, Meta(ge=0, le=65_536)] = 0
+    fine_budget: Annotated[int, Meta(ge=1, le=1_000_000)] = 16
+    target_ms: Annotated[float, Meta(ge=0, le=60_000)] = 0.0
 
 
 class Calibration(Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,7 +73,15 @@ EXAMPLE = Calibration(
     threads=1,
     devices=1,
     cost=StepCost(fixed_ns=2.8e6, decode_ns=8.4e6, prefill_ns=5.4e6, context_ns=1_500.0),
-    shape=SlotShape(num_sequences=32, kv_tokens=32_768, budget=32, batch_max=512, context_tokens=8_192),
+    shape=SlotShape(
+        num_sequences=32,
+        kv_tokens=32_768,
+        budget=32,
+        batch_max=512,
+        context_tokens=8_192,
+        num_extra=2,
+        target_ms=200.0,
+    ),
 )
 
 

@@ -26,12 +26,13 @@ class Devices:
     cost: StepCost
     shape: SlotShape
 
-    def native_cost(self) -> tuple[float, float, float, float, float, int, int]:
+    def native_cost(self) -> tuple[float, float, float, float, float, int, int, int, int]:
         """As the core takes it."""
         cost, shape = self.cost, self.shape
+        batch_max = max(shape.batch_max, shape.num_sequences + shape.num_extra)
         return (
             *(cost.fixed_ns, cost.decode_ns, cost.prefill_ns, cost.context_ns, cost.cells_ns),
-            *(shape.budget, max(shape.batch_max, shape.num_sequences)),
+            *(shape.budget, shape.fine_budget, batch_max, int(shape.target_ms * 1e6)),
         )
 
 
@@ -66,7 +67,11 @@ def play(trace: Trace, policy: Policy, devices: Devices, *, look: Callable[[int,
     scheduler = policy.make_scheduler(len(trace.keys))
     shape = devices.shape
     for _ in range(devices.num):
-        scheduler.add_device_slot(kv_tokens=shape.kv_tokens, num_sequences=shape.num_sequences)
+        scheduler.add_device_slot(
+            kv_tokens=shape.kv_tokens,
+            num_sequences=shape.num_sequences,
+            num_extra=shape.num_extra if policy.has_extra else 0,
+        )
     started_ns, first_token_ns, ended_ns, ending = zeros("q", n), zeros("q", n), zeros("q", n), zeros("B", n)
     simulation = Simulation(
         scheduler,
@@ -77,12 +82,12 @@ def play(trace: Trace, policy: Policy, devices: Devices, *, look: Callable[[int,
         completion_tokens=trace.completion_tokens,
         max_tokens=trace.max_tokens,
         level=policy.levels(trace),
-        lane=policy.lanes(trace),
         key=policy.keys(trace),
         started_ns=started_ns,
         first_token_ns=first_token_ns,
         ended_ns=ended_ns,
         ending=ending,
+        has_lanes=policy.has_lanes,
         context_tokens=min(shape.context_tokens, shape.kv_tokens),
         queue_limit_ns=policy.queue_limit_ns,
         run_limit_ns=policy.run_limit_ns,

@@ -1,7 +1,8 @@
 """The policies that are compared, each as settings of the one scheduler and its door.
 
     fifo       one class, one lane, one key: the order of arrival
-    priority   strict classes: no aging, no fair share, no lanes, nobody is moved, evicted or waits at the door
+    priority   strict classes: no aging, no fair share, no lanes, no sequences kept for urgent requests; nobody
+               passes one that does not fit, is moved, evicted or waits at the door
     lqs        what the config says
 
 All have the same device slots, the same bound on all that wait, and the same limits of time.
@@ -10,14 +11,13 @@ All have the same device slots, the same bound on all that wait, and the same li
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from lqs._core import Door, Scheduler
 from lqs.config import Config, QueueConfig
-from lqs.request import NS_PER_S, Lane
+from lqs.request import NS_PER_S
 from lqs.scheduling.core import make_door, make_scheduler
 from lqs.simulate.trace import Trace
 
@@ -35,6 +35,7 @@ class Policy:
     has_classes: bool = True
     has_keys: bool = True
     has_lanes: bool = True
+    has_extra: bool = True
 
     @classmethod
     def named(cls, name: str, config: Config) -> Policy:
@@ -45,7 +46,7 @@ class Policy:
         if name == "fifo":
             queue = msgspec.structs.replace(queue, levels=("all",), caps=(queue.total,))
         plain = msgspec.structs.replace(config, queue=queue)
-        return cls(name, plain, has_classes=name != "fifo", has_keys=False, has_lanes=False)
+        return cls(name, plain, has_classes=name != "fifo", has_keys=False, has_lanes=False, has_extra=False)
 
     @classmethod
     def unbounded(cls, num: int) -> Policy:
@@ -93,18 +94,14 @@ class Policy:
         """The key that it takes each request to be of."""
         return trace.key if self.has_keys else zeros("I", len(trace))
 
-    def lanes(self, trace: Trace) -> array[int]:
-        """The lane of each request, by its tokens."""
-        if not self.has_lanes:
-            return zeros("B", len(trace))
-        return array("B", _lanes(trace.prompt_tokens, trace.max_tokens, self.queue.short_tokens_max))
-
 
 def _strict(queue: QueueConfig) -> QueueConfig:
     """Nothing but the classes and the bounds."""
     return msgspec.structs.replace(
         queue,
         aging_step_s=0.0,
+        bypass_max=0,
+        bypass_s=0.0,
         on_full=("refuse",),
         evict=(False,),
         place_wait_s=(0.0,),
@@ -118,8 +115,3 @@ def _strict(queue: QueueConfig) -> QueueConfig:
 def zeros(kind: str, num: int) -> array[int]:
     """That many zeros."""
     return array(kind, bytes(num * array(kind).itemsize))
-
-
-def _lanes(prompts: Sequence[int], answers: Sequence[int], short_max: int) -> Sequence[int]:
-    sizes = zip(prompts, answers, strict=True)
-    return [Lane.LONG if prompt + answer > short_max else Lane.SHORT for prompt, answer in sizes]

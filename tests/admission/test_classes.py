@@ -98,20 +98,21 @@ def test_a_service_tier_that_nobody_knows_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_prompt", "granted", "asked", "task_type", "lane"),
+    ("num_prompt", "granted", "asked", "task_type", "border", "lane"),
     [
-        (256, 256, 256, None, Lane.SHORT),
-        (257, 256, 256, None, Lane.LONG),
-        (256, 8000, None, None, Lane.SHORT),
-        (10, 10, 10, "long", Lane.LONG),
-        (1000, 256, 256, "short", Lane.SHORT),
-        (2000, 256, 256, "short", Lane.LONG),
+        (256, 256, 256, None, 512, Lane.SHORT),
+        (257, 256, 256, None, 512, Lane.LONG),
+        (257, 256, 256, None, 700, Lane.SHORT),
+        (256, 8000, None, None, 512, Lane.SHORT),
+        (10, 10, 10, "long", 512, Lane.LONG),
+        (1000, 256, 256, "short", 512, Lane.SHORT),
+        (2000, 256, 256, "short", 2048, Lane.LONG),
     ],
 )
 def test_the_lane_follows_tokens_and_between_the_borders_the_wish(
-    num_prompt: int, granted: int, asked: int | None, task_type: str | None, lane: Lane
+    num_prompt: int, granted: int, asked: int | None, task_type: str | None, border: int, lane: Lane
 ) -> None:
     request = a_request(max_tokens=asked, task_type=task_type)
     request.prompt, request.max_tokens_granted = array("i", [1] * num_prompt), granted
-    Classes(QueueConfig()).assign_lane(request)
+    Classes(QueueConfig()).assign_lane(request, border)
     assert request.lane is lane

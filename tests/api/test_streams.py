@@ -247,3 +247,22 @@ async def test_a_request_that_went_well_has_no_outcome_and_a_probe_no_line():
     await house.ask("GET", "/livez")
     (line,) = house.log_text.getvalue().splitlines()
     assert "outcome" not in line
+
+
+@driven
+async def test_an_answer_that_its_client_would_not_wait_for_is_not_computed():
+    """The stock SDK tells how long it reads; a bad value of that header is nobody's promise."""
+    house = House(slots=1)
+    first = house.call("POST", CHAT, STREAM)
+    (running,) = await house.starts()
+    second = house.call("POST", CHAT, HI, headers=[(b"x-stainless-read-timeout", b"0.05")])
+    third = house.call("POST", CHAT, HI, headers=[(b"x-stainless-read-timeout", b"-1e9")])
+    await until(lambda: house.turn() or second.status is not None)
+    assert (second.status, second.error["code"]) == (503, "queue_timeout")
+    house.finish(running)
+    await first.done()
+    assert third.status is None
+    (handle,) = await house.starts()
+    house.finish(handle)
+    await third.done()
+    assert third.status == 200

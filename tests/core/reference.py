@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 TOKEN_UNIT = 65536
+PASSED_MAX = 32
 
 
 class Ring:
@@ -59,7 +60,17 @@ class Backlog:
     """Lanes x levels x keys x (deadline, arrival), with aging."""
 
     def __init__(
-        self, *, num_lanes, num_levels, num_keys, aging_step_ns, aged_every, key_weights, lane_weights, num_places
+        self,
+        *,
+        num_lanes,
+        num_levels,
+        num_keys,
+        aging_step_ns,
+        aged_every,
+        key_weights,
+        lane_weights,
+        num_places,
+        num_tokens=0,
     ):
         self.num_levels = num_levels
         self.aging_step_ns = aging_step_ns
@@ -68,7 +79,9 @@ class Backlog:
         self.units = [int(TOKEN_UNIT / weight + 0.5) for weight in key_weights]
         self.lane_weights = lane_weights
         self.num_places = num_places
+        self.num_tokens = num_tokens
         self.lane_running = [0] * num_lanes
+        self.lane_tokens = [0] * num_lanes
         self.waiting = []  # in order of arrival
         self.queues = {
             (lane, level): [KeyQueue() for _ in range(num_keys)]
@@ -101,22 +114,23 @@ class Backlog:
         self.queue_of(waiter).counter += tokens * self.units[waiter.key]
 
     def has_share(self, lane):
-        if not self.num_places:
-            return True
         total = float(sum(self.lane_weights))
-        return self.lane_running[lane] * total < self.lane_weights[lane] * self.num_places
+        has_places = self.lane_running[lane] * total < self.lane_weights[lane] * self.num_places
+        has_tokens = self.lane_tokens[lane] * total < self.lane_weights[lane] * self.num_tokens
+        return (has_places or not self.num_places) and (has_tokens or not self.num_tokens)
 
-    def in_turn(self):
+    def in_turn(self, passed):
         """The waiting of the lanes that may start one now."""
-        with_share = [w for w in self.waiting if self.has_share(w.lane)]
-        return with_share or self.waiting
+        waiting = [w for w in self.waiting if w not in passed]
+        with_share = [w for w in waiting if self.has_share(w.lane)]
+        return with_share or waiting
 
     def virtual_time(self, waiter):
         return waiter.arrival_ns + waiter.level * self.aging_step_ns
 
-    def choose(self):
-        """(who is next, whether because it is due), or None."""
-        candidates = self.in_turn()
+    def choose(self, passed=()):
+        """(who is next after those that are passed, whether because it is due), or None."""
+        candidates = self.in_turn(passed)
         if not candidates:
             return None
         best = min(w.level for w in candidates)
@@ -144,6 +158,12 @@ class Backlog:
         self.remove(waiter)
         self.charge(waiter, waiter.cost)
         self.lane_running[waiter.lane] += 1
+        self.lane_tokens[waiter.lane] += waiter.footprint
+
+    def settle(self, waiter, cost):
+        self.charge(waiter, cost - waiter.cost)
+        self.lane_running[waiter.lane] -= 1
+        self.lane_tokens[waiter.lane] -= waiter.footprint
 
 
 class Ledger:
@@ -197,6 +217,7 @@ class Slot:
     kv_tokens: int
     num_sequences: int
     weight: float
+    num_extra: int = 0
     is_dead: bool = False
     is_buried: bool = False
     running: list = field(default_factory=list)
@@ -204,21 +225,41 @@ class Slot:
     def serves(self, waiter):
         return not self.is_buried and self.model == waiter.model and waiter.footprint <= self.kv_tokens
 
-    def has_room(self, waiter):
-        reserved = sum(w.footprint for w in self.running)
-        return (
-            self.serves(waiter)
-            and len(self.running) < self.num_sequences
-            and reserved + waiter.footprint <= self.kv_tokens
-        )
+    @property
+    def num_free(self):
+        return self.kv_tokens - sum(w.footprint for w in self.running)
+
+    def limit_for(self, level):
+        is_urgent = any(w.level > level for w in self.running)
+        return self.num_sequences + self.num_extra * is_urgent
+
+    def has_sequence(self, level):
+        return not self.is_buried and len(self.running) < self.limit_for(level)
+
+    def has_room(self, waiters):
+        num_tokens = sum(w.footprint for w in waiters)
+        return len(self.running) + len(waiters) <= self.limit_for(waiters[0].level) and num_tokens <= self.num_free
+
+
+@dataclass
+class Passed:
+    """One that does not fit, for as long as it waits."""
+
+    waiter: Waiter
+    since_ns: int
+    num_passes: int = 0
+    slot: int | None = None  # Held for it.
 
 
 class Scheduler:
     """The round: what ends, in which order the rest starts, and where."""
 
-    def __init__(self, backlog, slots):
+    def __init__(self, backlog, slots, *, bypass_max=16, bypass_ns=10**10):
         self.backlog = backlog
         self.slots = slots
+        self.bypass_max = bypass_max
+        self.bypass_ns = bypass_ns
+        self.passed = []
         self.messages = deque()  # ("submit" | "cancel", waiter), ("finish", waiter, tokens)
         self.events = []  # (what, index)
 
@@ -231,7 +272,7 @@ class Scheduler:
         self.messages.clear()
         self.sweep()
         self.expire(now_ns)
-        self.start_waiting()
+        self.start_waiting(now_ns)
 
     def bury(self):
         for slot in self.slots:
@@ -242,8 +283,13 @@ class Scheduler:
                     self.messages.remove(message)
                 slot.is_buried = True
                 self.backlog.num_places -= slot.num_sequences
+                self.backlog.num_tokens -= slot.kv_tokens
+                for one in self.passed:
+                    if one.slot is not None and self.slots[one.slot] is slot:
+                        one.slot = None
 
     def end_waiting(self, waiter, what):
+        self.forget(waiter)
         self.backlog.remove(waiter)
         waiter.state = "ended"
         self.events.append((what, waiter.index))
@@ -264,8 +310,7 @@ class Scheduler:
     def settle(self, waiter, completion_tokens):
         self.slots[waiter.slot].running.remove(waiter)
         cost = 0 if completion_tokens is None else waiter.prompt + 2 * completion_tokens
-        self.backlog.charge(waiter, cost - waiter.cost)
-        self.backlog.lane_running[waiter.lane] -= 1
+        self.backlog.settle(waiter, cost)
         waiter.state = "ended"
         self.events.append(("settled", waiter.index))
 
@@ -284,16 +329,67 @@ class Scheduler:
         for waiter in sorted(late, key=lambda w: (w.expire_ns, w.arrival_no)):
             self.end_waiting(waiter, "expired")
 
+    def fits(self, waiter, i):
+        """Whether it can start there beside what is held for another."""
+        held = [one.waiter for one in self.passed if one.slot == i and one.waiter is not waiter]
+        return self.slots[i].serves(waiter) and self.slots[i].has_room([waiter, *held])
+
     def place(self, waiter):
-        able = [(len(slot.running) / slot.weight, i) for i, slot in enumerate(self.slots) if slot.has_room(waiter)]
+        able = [(len(slot.running) / slot.weight, i) for i, slot in enumerate(self.slots) if self.fits(waiter, i)]
         return min(able)[1] if able else None
 
-    def start_waiting(self):
-        while (choice := self.backlog.choose()) is not None:
-            waiter, is_aged = choice
-            slot = self.place(waiter)
-            if slot is None:
-                return
+    def record_of(self, waiter):
+        return next((one for one in self.passed if one.waiter is waiter), None)
+
+    def forget(self, waiter):
+        """The last record takes the place of the one that goes."""
+        one = self.record_of(waiter)
+        if one is not None:
+            last = self.passed.pop()
+            if last is not one:
+                self.passed[self.passed.index(one)] = last
+
+    def may_be_passed(self, waiter, now_ns):
+        one = self.record_of(waiter)
+        if one is None and len(self.passed) < PASSED_MAX:
+            one = Passed(waiter, now_ns)
+            self.passed.append(one)
+        if one is None:
+            return False
+        is_overdue = one.num_passes >= self.bypass_max or now_ns - one.since_ns >= self.bypass_ns
+        if is_overdue and one.slot is None:
+            held = {other.slot for other in self.passed}
+            free = [(-slot.num_free, i) for i, slot in enumerate(self.slots) if slot.serves(waiter) and i not in held]
+            one.slot = min(free)[1] if free else None
+        return one.slot is not None or not is_overdue
+
+    def choose_fitting(self, now_ns):
+        """(who starts, whether because it is due, where), or None."""
+        for one in self.passed:
+            if one.slot is not None and self.fits(one.waiter, one.slot):
+                return one.waiter, False, one.slot
+        misfits = []
+        while (choice := self.backlog.choose(misfits)) is not None:
+            slot = self.place(choice[0])
+            if slot is not None:
+                for one in filter(None, map(self.record_of, misfits)):
+                    one.num_passes += self.slots[slot].serves(one.waiter)
+                return *choice, slot
+            waiter = choice[0]
+            lacks_cells = any(slot.has_sequence(waiter.level) and slot.serves(waiter) for slot in self.slots)
+            if len(misfits) == PASSED_MAX or (lacks_cells and not self.may_be_passed(choice[0], now_ns)):
+                return None
+            misfits.append(choice[0])
+        return None
+
+    def has_sequence(self):
+        best = min((w.level for w in self.backlog.waiting), default=None)
+        return best is not None and any(slot.has_sequence(best) for slot in self.slots)
+
+    def start_waiting(self, now_ns):
+        while self.has_sequence() and (choice := self.choose_fitting(now_ns)) is not None:
+            waiter, is_aged, slot = choice
+            self.forget(waiter)
             self.backlog.take(waiter, is_aged)
             self.slots[slot].running.append(waiter)
             waiter.slot = slot

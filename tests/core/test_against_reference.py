@@ -59,6 +59,7 @@ class BacklogsAgree(RuleBasedStateMachine):
         aging_step_ns=st.sampled_from([0, 1, 10]),
         aged_every=st.integers(1, 4),
         num_places=st.sampled_from([0, 4, 9]),
+        num_tokens=st.sampled_from([0, 60, 200]),
     )
     def begin(self, **shape):
         self.backlog = _core.Backlog(
@@ -92,12 +93,20 @@ class BacklogsAgree(RuleBasedStateMachine):
         passed_ns=st.integers(0, 12),
         deadline_ns=st.one_of(st.just(0), st.integers(1, 6)),
         cost=st.integers(0, 50),
+        footprint=st.integers(0, 50),
     )
-    def push(self, passed_ns, **what):
+    def push(self, passed_ns, footprint, **what):
         self.now_ns += passed_ns
         index = self.free.pop(0)
-        self.backlog.push(index, arrival_ns=self.now_ns, **what)
-        waiter = Waiter(index, arrival_ns=self.now_ns, arrival_no=self.num_arrived, state="waiting", **what)
+        self.backlog.push(index, arrival_ns=self.now_ns, footprint_tokens=footprint, **what)
+        waiter = Waiter(
+            index,
+            arrival_ns=self.now_ns,
+            arrival_no=self.num_arrived,
+            state="waiting",
+            footprint=footprint,
+            **what,
+        )
         self.num_arrived += 1
         self.twin.push(waiter)
         return waiter
@@ -127,8 +136,7 @@ class BacklogsAgree(RuleBasedStateMachine):
     def settle(self, cost):
         index, waiter = self.running.popitem()
         self.backlog.settle(index, cost)
-        self.twin.charge(waiter, cost - waiter.cost)
-        self.twin.lane_running[waiter.lane] -= 1
+        self.twin.settle(waiter, cost)
         self.free.append(index)
 
     @invariant()
@@ -218,18 +226,21 @@ class SchedulersAgree(RuleBasedStateMachine):
     @initialize(
         aging_step_ns=st.sampled_from([0, 5]),
         aged_every=st.integers(1, 3),
+        bypass_max=st.integers(0, 3),
+        bypass_ns=st.sampled_from([5, 10**6]),
         slots=st.lists(
             st.tuples(
                 st.integers(0, 1),
                 st.sampled_from([40, 100]),
                 st.integers(1, 3),
                 st.sampled_from([1.0, 2.0]),
+                st.integers(0, 2),
             ),
             min_size=1,
             max_size=3,
         ),
     )
-    def begin(self, aging_step_ns, aged_every, slots):
+    def begin(self, aging_step_ns, aged_every, bypass_max, bypass_ns, slots):
         self.scheduler = _core.Scheduler(
             table_capacity=CAPACITY,
             level_caps=[CAPACITY] * NUM_LEVELS,
@@ -240,9 +251,13 @@ class SchedulersAgree(RuleBasedStateMachine):
             lane_weights=LANE_WEIGHTS,
             aging_step_ns=aging_step_ns,
             aged_every=aged_every,
+            bypass_max=bypass_max,
+            bypass_ns=bypass_ns,
         )
-        for model, kv_tokens, num_sequences, weight in slots:
-            self.scheduler.add_device_slot(model=model, kv_tokens=kv_tokens, num_sequences=num_sequences, weight=weight)
+        for model, kv_tokens, num_sequences, weight, num_extra in slots:
+            self.scheduler.add_device_slot(
+                model=model, kv_tokens=kv_tokens, num_sequences=num_sequences, num_extra=num_extra, weight=weight
+            )
         self.twin = reference.Scheduler(
             reference.Backlog(
                 num_lanes=2,
@@ -253,8 +268,11 @@ class SchedulersAgree(RuleBasedStateMachine):
                 key_weights=KEY_WEIGHTS,
                 lane_weights=LANE_WEIGHTS,
                 num_places=sum(slot[2] for slot in slots),
+                num_tokens=sum(slot[1] for slot in slots),
             ),
             [reference.Slot(*slot) for slot in slots],
+            bypass_max=bypass_max,
+            bypass_ns=bypass_ns,
         )
         self.now_ns = 0
         self.num_arrived = 0
@@ -379,6 +397,8 @@ class SchedulersAgree(RuleBasedStateMachine):
             return
         snapshot = self.scheduler.snapshot()
         assert snapshot["num_broken"] == 0
+        assert snapshot["num_passes"] >= sum(one.num_passes for one in self.twin.passed)
+        assert snapshot["num_holding"] == sum(one.slot is not None for one in self.twin.passed)
         assert snapshot["num_live"] == len(self.live) + len(self.kept)
         assert snapshot["num_running"] == sum(len(slot.running) for slot in self.twin.slots)
         for figures, slot in zip(snapshot["slots"], self.twin.slots, strict=True):

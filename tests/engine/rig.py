@@ -53,6 +53,7 @@ class Rig:
         num_slots: int = 1,
         n_ctx: int = 2048,
         n_seq: int = 4,
+        n_extra: int = 0,
         out_buffer_bytes: int = 65536,
         **worker: Any,
     ) -> None:
@@ -70,8 +71,9 @@ class Rig:
         )
         self.workers = []
         for _ in range(num_slots):
-            slot = self.scheduler.add_device_slot(model=0, kv_tokens=n_ctx, num_sequences=n_seq)
-            self.workers.append(self.engine.Worker(self.scheduler, slot, model, n_ctx=n_ctx, n_seq=n_seq, **worker))
+            slot = self.scheduler.add_device_slot(kv_tokens=n_ctx, num_sequences=n_seq, num_extra=n_extra)
+            worker |= {"n_ctx": n_ctx, "n_seq": n_seq, "n_extra": n_extra}
+            self.workers.append(self.engine.Worker(self.scheduler, slot, model, **worker))
         self.worker = self.workers[0]
         self._threads: list[threading.Thread] = []
         self._poller = select.poll()
@@ -106,6 +108,7 @@ class Rig:
         *,
         max_tokens: int = 16,
         level: int = 2,
+        lane: int = 0,
         key: int = 0,
         stop_ns: int = 0,
         expire_ns: int = 0,
@@ -121,7 +124,7 @@ class Rig:
             key=key,
             model=0,
             level=level,
-            lane=0,
+            lane=lane,
             arrival_ns=time.monotonic_ns(),
             expire_ns=expire_ns,
             stop_ns=stop_ns,

@@ -20,8 +20,8 @@ class Ask:
     prompt: int
     answer: int
     level: int = 0
-    lane: int = 0
     key: int = 0
+    lane: int = 0
     started_ns: int = 0
     first_token_ns: int = 0
     ended_ns: int = 0
@@ -46,17 +46,22 @@ class Sequence:
 
 @dataclass
 class Worker:
-    """One device slot."""
+    """One device slot. A step holds `in_turn` decodes, and a full one is steered towards `target_ns`."""
 
     cost: tuple
     budget: int
+    fine_budget: int
     batch_max: int
+    target_ns: int
+    short_share: float
+    in_turn: int
     sent: list = field(default_factory=list)
     sequences: list = field(default_factory=list)
     batch: list = field(default_factory=list)
     num_started: int = 0
     step_no: int = 0
     ends_ns: int | None = None
+    took_ns: int = 0
 
     def begin(self, now_ns):
         """Take what was sent and fill a step; the requests that ran too long end first."""
@@ -65,24 +70,59 @@ class Worker:
             self.num_started += 1
         self.sent.clear()
         self.batch = self.fill()
-        self.ends_ns = now_ns + self.time_of(self.batch) if self.batch else None
+        self.took_ns = self.time_of(self.batch)
+        self.ends_ns = now_ns + self.took_ns if self.batch else None
 
     def fill(self):
         """(sequence, tokens) of the next step."""
-        opened = sorted((s for s in self.sequences if s.is_open), key=lambda s: (s.ask.level, s.order))
+        opened = sorted((s for s in self.sequences if s.is_open), key=self.rank)
         urgent = opened[0].ask.level if opened else 99
-        batch = [(s, 1) for s in self.sequences if not s.is_open and not self.is_left_out(s, urgent)]
-        budget = min(max(self.budget - len(batch), PREFILL_MIN), self.batch_max - len(batch))
-        for sequence in opened:
-            if budget <= 0:
-                break
-            tokens = min(budget, sequence.ask.prompt - sequence.filled)
-            batch.append((sequence, tokens))
-            budget -= tokens
-        return batch
+        over = max(len(self.sequences) - self.in_turn, 0)
+        back = sorted(self.sequences, key=self.rank)[len(self.sequences) - over :]
+        decodes = [s for s in self.sequences if not s.is_open and not self.is_left_out(s, urgent, back)]
+        budget = min(max(self.budget - len(decodes), PREFILL_MIN), self.batch_max - len(decodes))
+        return [(s, 1) for s in decodes] + self.prefills(opened, urgent, budget)
 
-    def is_left_out(self, sequence, urgent):
-        return sequence.ask.level > urgent and self.step_no - sequence.last_step < DECODE_EVERY
+    def rank(self, sequence):
+        return sequence.ask.level, sequence.order
+
+    def is_left_out(self, sequence, urgent, back):
+        is_least = sequence.ask.level > urgent or sequence in back
+        return is_least and self.step_no - sequence.last_step < DECODE_EVERY
+
+    def prefills(self, opened, urgent, budget):
+        taken = [0] * len(opened)
+        fine = max(self.fine_budget, PREFILL_MIN)
+
+        def take(budget, is_meant):
+            nonlocal fine
+            for i, sequence in enumerate(opened):
+                if is_meant(sequence.ask):
+                    rest = sequence.ask.prompt - sequence.filled - taken[i]
+                    tokens = min(budget, rest, fine if sequence.ask.lane else rest)
+                    taken[i] += tokens
+                    budget -= tokens
+                    fine -= tokens * sequence.ask.lane
+            return budget
+
+        lanes = {s.ask.lane for s in opened if s.ask.level == urgent}
+        if lanes == {0, 1}:
+            part = int(budget * self.short_share + 0.5)
+            budget -= part
+            budget += take(part, lambda ask: ask.level == urgent and not ask.lane)
+            budget = take(budget, lambda ask: ask.level == urgent and ask.lane)
+        take(budget, lambda ask: True)
+        return [(s, tokens) for s, tokens in zip(opened, taken, strict=True) if tokens]
+
+    def steer(self):
+        """After a step as large as the budget: down to what would have met the target, or up by an eighth."""
+        tokens = sum(n for _, n in self.batch)
+        if not self.target_ns or tokens < self.budget:
+            return
+        if self.took_ns > self.target_ns:
+            self.budget = max(int(tokens * (self.target_ns / self.took_ns)), 1)
+        elif self.took_ns < self.target_ns - self.target_ns // 4:
+            self.budget = min(self.budget + max(self.budget // 8, 1), self.batch_max)
 
     def time_of(self, batch):
         fixed, decode, prefill, context, cells = self.cost
@@ -95,6 +135,7 @@ class Worker:
     def end(self, now_ns):
         """The step is over; who ended with it."""
         self.step_no += 1
+        self.steer()
         for sequence, tokens in self.batch:
             sequence.filled += tokens
             sequence.last_step = self.step_no
@@ -107,11 +148,21 @@ class Worker:
         return ended
 
 
-def simulate(asks, *, slots, costs, budget, batch_max, queue_limit_ns=0, **backlog):
+def simulate(
+    asks, *, slots, costs, budget, fine_budget, batch_max, target_ns, border, num_extra=0, queue_limit_ns=0, **backlog
+):
     """Fill in what becomes of each request. `slots` are (kv_tokens, num_sequences)."""
-    twin = Backlog(num_places=sum(num for _, num in slots), **backlog)
-    scheduler = Scheduler(twin, [Slot(0, kv_tokens, num, 1.0) for kv_tokens, num in slots])
-    workers = [Worker(cost, budget, batch_max) for cost in costs]
+    weights = backlog["lane_weights"]
+    short_share = weights[0] / sum(weights)
+    kv_tokens, places = (sum(column) for column in zip(*slots, strict=True))
+    twin = Backlog(num_places=places, num_tokens=kv_tokens, **backlog)
+    scheduler = Scheduler(twin, [Slot(0, kv_tokens, num, 1.0, num_extra) for kv_tokens, num in slots])
+    workers = [
+        Worker(cost, budget, fine_budget, batch_max, target_ns, short_share, num)
+        for cost, (_, num) in zip(costs, slots, strict=True)
+    ]
+    for ask in asks:
+        ask.lane = int(ask.prompt + ask.answer > border)
     waiters = [
         Waiter(
             index,

@@ -17,6 +17,7 @@ from .reference import Ask
 from .test_simulation import MS, Run
 
 KV_TOKENS, NUM_SEQUENCES, BATCH_MAX = 2048, 8, 64
+LANE_WEIGHTS, BORDER = (3, 1), 50
 LIMIT_S = 60.0
 
 
@@ -36,7 +37,7 @@ class Real:
     def __init__(self, model, budget: int) -> None:
         self.model = model
         self.scheduler = _core.Scheduler(
-            table_capacity=16, level_caps=[16] * 3, total_cap=16, num_lanes=1, lane_weights=[1]
+            table_capacity=16, level_caps=[16] * 3, total_cap=16, lane_weights=LANE_WEIGHTS
         )
         self.scheduler.add_device_slot(kv_tokens=KV_TOKENS, num_sequences=NUM_SEQUENCES)
         shape = {"n_ctx": KV_TOKENS, "n_seq": NUM_SEQUENCES, "n_batch": BATCH_MAX, "prefix_cache": False}
@@ -73,6 +74,7 @@ class Real:
             work,
             number,
             level=ask.level,
+            lane=int(ask.prompt + ask.answer > BORDER),
             arrival_ns=1,
             num_prompt_tokens=ask.prompt,
             max_tokens=ask.answer,
@@ -88,9 +90,9 @@ def in_order(times: dict[tuple[str, int], int]) -> list[set[tuple[str, int]]]:
     return [steps[at_ns] for at_ns in sorted(steps)]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(8))
 def test_first_tokens_and_ends_fall_into_the_same_steps(model, seed: int):
-    """Decodes first, prefill up to the budget by class, lesser decodes left out for so long: in both the same."""
+    """Decodes first, prefill by class and lane up to the budget, lesser decodes left out for so long."""
     draw = random.Random(seed)
     asks = [
         Ask(0, draw.choice((1, 9, 40, 150)), draw.choice((1, 3, 20, 60)), level=draw.randrange(3))
@@ -99,7 +101,16 @@ def test_first_tokens_and_ends_fall_into_the_same_steps(model, seed: int):
     budget = draw.choice((16, 24, 64))
     outcomes, num_steps = Real(model, budget).outcomes(asks)
     run = Run(
-        asks, slots=[(KV_TOKENS, NUM_SEQUENCES)], costs=[(MS, 0, 0, 0, 0)], budget=budget, batch_max=BATCH_MAX
+        asks,
+        slots=[(KV_TOKENS, NUM_SEQUENCES)],
+        costs=[(MS, 0, 0, 0, 0)],
+        budget=budget,
+        # A worker that was not calibrated has the least of it.
+        fine_budget=16,
+        batch_max=BATCH_MAX,
+        num_lanes=2,
+        lane_weights=LANE_WEIGHTS,
+        border=BORDER,
     ).to_the_end()
     real = {("first", number): one.first_token_ns for number, one in enumerate(outcomes)}
     real |= {("end", number): one.finished_ns for number, one in enumerate(outcomes)}

@@ -7,10 +7,11 @@ import pytest
 
 from lqs.config import Config
 from lqs.engine.synth import Recipe, parse_shape, write
-from lqs.simulate.calibrate import Experiment, calibrate, machine_name, occurrences
+from lqs.simulate.calibrate import Experiment, bounded, calibrate, machine_name, occurrences
 from lqs.simulate.cost import EXAMPLE, SlotShape
 
 SHAPE = SlotShape(num_sequences=4, kv_tokens=4096, budget=16, batch_max=512, context_tokens=2048)
+SIZES_MS = {16: 90.0, 32: 170.0, 64: 350.0, 128: 560.0}
 
 
 def test_terms_are_counted_as_often_as_they_occur():
@@ -24,6 +25,16 @@ def test_equal_requests_share_their_steps():
     first, rest = occurrences(Experiment(4, 4, 3), SHAPE)
     assert first == pytest.approx([1, 4, 12, 40, 16 * 16], rel=1e-3)
     assert rest == pytest.approx([2, 8, 0, 4 * (5 + 6), 4 * 20 + 4 * 24], rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("target_ms", "budget", "fine"),
+    [(10.0, 16, 16), (100.0, 16, 16), (200.0, 32, 16), (400.0, 64, 128), (900.0, 128, 128)],
+)
+def test_the_step_is_bounded_as_a_worker_bounds_it(target_ms: float, budget: int, fine: int):
+    """The largest size that meets the target; for long prompts the smallest that is not dearer."""
+    found = bounded(SHAPE, SIZES_MS, target_ms)
+    assert (found.budget, found.fine_budget, found.target_ms) == (budget, fine, target_ms)
 
 
 def test_the_device_slots_are_measured_as_they_serve(tmp_path: Path):

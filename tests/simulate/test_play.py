@@ -1,6 +1,5 @@
 """Policies on the same trace: what each of them is for, and that a trace is always played alike."""
 
-from array import array
 from collections import Counter
 from xml.etree import ElementTree
 
@@ -194,7 +193,13 @@ def test_a_run_in_which_nothing_was_served_is_drawn_too():
     assert all(row["value"] is None for row in rows(groups, "x") if "TTFT" in row["what"])
 
 
-def test_long_requests_stand_in_the_lane_of_the_long():
-    trace = make_trace([Item(0.0, 500, 12), Item(0.0, 500, 13)], default_level=0)
-    assert Policy.named("lqs", CONFIG).lanes(trace) == array("B", [0, 1])
-    assert Policy.named("priority", CONFIG).lanes(trace) == array("B", [0, 0])
+def test_short_requests_keep_their_share_of_the_sequences_from_long_ones():
+    """S16: three in four of the sequences are the short lane's; strict order knows no lanes."""
+    long = [Item(0.0, 700, 20) for _ in range(12)]
+    short = [Item(0.001, 10, 5) for _ in range(12)]
+    trace = make_trace([*long, *short], default_level=2)
+    last = {}
+    for name in ("priority", "lqs"):
+        run = played(trace, name)
+        last[name] = max(run.ended_ns[12:]) / 1e9
+    assert last["lqs"] < 0.5 * last["priority"]

@@ -1,0 +1,78 @@
+# Lanes that follow the load: their shares, and the border between them.
+#
+# A lane's share is configured, and so is the least that it may come down to. In between it
+# follows the work that waits: half way from its own share to its part of the backlog. The
+# border, in tokens, moves between two bounds: up while the long lane has more than its part
+# of the work waiting, so that requests in between turn short, and down in the other case.
+#
+# Nothing flaps: both look once in FOLLOW_NS, do nothing within a dead band, and otherwise
+# go one small step; with nothing waiting both go back to where they began.
+#
+# Owner: the scheduler's thread; the border is read by the loop.
+
+cdef enum:
+    FOLLOW_NS = 1_000_000_000
+
+cdef double SHARE_STEP = 0.05       # of the whole: how far a share moves at once
+cdef double SHARE_BAND = 0.05       # nearer to its target than that, a share rests
+cdef double BORDER_BAND = 0.10      # the same for the border, in parts of the work waiting
+
+cdef struct LanesState:
+    bint is_following
+    double share                    # of the short lane, as configured
+    double share_min, share_max
+    uint64_t border_min, border_max # tokens
+    uint64_t border_tokens          # atomic, one writer
+    int64_t moved_ns
+
+
+# Two lanes and something to move are needed; else nothing ever moves.
+cdef void lanes_init(LanesState* lanes, const BacklogState* b, double share_min_short,
+                     double share_min_long, uint64_t border_min,
+                     uint64_t border_max) noexcept nogil:
+    lanes.is_following = b.num_lanes == 2
+    lanes.share = b.lane_weights[LANE_SHORT] / b.lane_weight_sum
+    lanes.share_min = min(share_min_short, lanes.share)
+    lanes.share_max = max(1 - share_min_long, lanes.share)
+    lanes.border_min = lanes.border_tokens = border_min
+    lanes.border_max = max(border_min, border_max)
+
+
+# The short lane's part of the work that waits; its own share where none does.
+cdef double demand_of(const LanesState* lanes, const BacklogState* b) noexcept nogil:
+    cdef uint64_t total = b.lane_waiting_tokens[LANE_SHORT] + b.lane_waiting_tokens[LANE_LONG]
+    return b.lane_waiting_tokens[LANE_SHORT] / <double> total if total else lanes.share
+
+
+cdef void move_share(LanesState* lanes, BacklogState* b, double demand) noexcept nogil:
+    cdef double share = b.lane_weights[LANE_SHORT] / b.lane_weight_sum
+    cdef double target = min(max((lanes.share + demand) / 2, lanes.share_min), lanes.share_max)
+    if target > share + SHARE_BAND:
+        share = min(target, share + SHARE_STEP)
+    elif target < share - SHARE_BAND:
+        share = max(target, share - SHARE_STEP)
+    elif demand == lanes.share:
+        # Home again: nothing waits that would say otherwise.
+        share = lanes.share
+    b.lane_weights[LANE_SHORT] = share
+    b.lane_weights[LANE_LONG] = 1 - share
+    b.lane_weight_sum = 1
+
+
+cdef void move_border(LanesState* lanes, bint has_waiting, double demand) noexcept nogil:
+    cdef uint64_t border = lanes.border_tokens
+    if demand < lanes.share - BORDER_BAND:
+        border = min(border + max(border // 8, <uint64_t> 1), lanes.border_max)
+    elif demand > lanes.share + BORDER_BAND or not has_waiting:
+        border = max(border - border // 8, lanes.border_min)
+    store_relaxed(&lanes.border_tokens, border)
+
+
+cdef void lanes_follow(LanesState* lanes, BacklogState* b, int64_t now_ns) noexcept nogil:
+    cdef double demand
+    if not lanes.is_following or now_ns - lanes.moved_ns < FOLLOW_NS:
+        return
+    lanes.moved_ns = now_ns
+    demand = demand_of(lanes, b)
+    move_share(lanes, b, demand)
+    move_border(lanes, b.num_waiting != 0, demand)
