@@ -170,6 +170,56 @@ class Door:
     def leave(self, level: int) -> None: ...
     def settle(self, level: int, footprint_tokens: int, *, has_run: bool) -> None: ...
 
+class LimitKind(IntEnum):
+    TOKEN_BUCKET = 0
+    LEAKY_BUCKET = 1
+    FIXED_WINDOW = 2
+    SLIDING_WINDOW = 3
+    PARALLEL = 4
+
+class LimitSays(IntEnum):
+    PASSED = 0
+    REFUSED = 1
+    NEVER = 2
+
+@final
+class Charge:
+    plan: Any
+    def __new__(cls, num: int = 4, plan: object = None) -> Self: ...
+    def __len__(self) -> int: ...
+    @property
+    def binding(self) -> int: ...
+    @property
+    def wait_ns(self) -> int: ...
+    @property
+    def turn_ns(self) -> int: ...
+
+@final
+class Limits:
+    def __len__(self) -> int: ...
+    def add(
+        self,
+        kind: int,
+        *,
+        capacity: int,
+        amount: int = 1,
+        period_ns: int = 1,
+        unit: int = 0,
+        is_clamped: bool = False,
+    ) -> int: ...
+    def remove(self, index: int) -> None: ...
+    def resize(self, index: int, capacity: int) -> None: ...
+    def reserve(
+        self,
+        charge: Charge,
+        limiters: tuple[int, ...],
+        costs: tuple[int, ...],
+        now_ns: int,
+        num_charged: int = -1,
+    ) -> int: ...
+    def settle(self, charge: Charge, costs: tuple[int, ...], now_ns: int) -> None: ...
+    def state(self, index: int, now_ns: int) -> tuple[int, int, int]: ...
+
 class Work: ...
 
 @final

@@ -8,9 +8,11 @@ between threads and who owns it; each part says what it decides:
     ledger     what is promised and what was given
     backfill   who may pass one that does not fit, and what is held for it
     lanes      how shares and the border follow the backlogs
+    limits     who may pass now, and how long the others wait
     round      one pass of the scheduler over all three
     door       who comes in, who waits for a place and who is sent away
     faces      each of them alone, for Python
+    state      how all of it begins and ends
     scheduler  the event loop's side; the only part that touches Python objects per request
     drive      native threads' work for stress tests and measuring
     model_slots  workers without a model: what they take, a cost model says
@@ -23,7 +25,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport INT64_MAX
 from libc.stdlib cimport calloc, free, realloc
-from libc.string cimport memset
+from libc.string cimport memmove, memset
 from posix.time cimport timespec
 from posix.unistd cimport close, read
 
@@ -32,10 +34,12 @@ include "core/backlog.pxi"
 include "core/ledger.pxi"
 include "core/backfill.pxi"
 include "core/lanes.pxi"
+include "core/limits.pxi"
 include "core/round.pxi"
 include "core/door.pxi"
 include "core/door_face.pxi"
 include "core/faces.pxi"
+include "core/state.pxi"
 include "core/scheduler.pxi"
 include "core/drive.pxi"
 include "core/model_slots.pxi"

@@ -11,8 +11,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from lqs.config_limits import LimitConfig
+from lqs.describe import key as _key
 from lqs.overflow import OverflowConfig
-from lqs.overflow import key as _key
 
 CTX_MIN = 256  # llama.cpp makes no smaller context.
 
@@ -210,6 +211,13 @@ class QueueConfig(OverflowConfig, frozen=True, forbid_unknown_fields=True):
         int,
         _key("Above that a request is long, whatever it says.", "tokens", ge=1, le=1_000_000_000),
     ] = 2048
+    entry_per_s: Annotated[
+        float,
+        _key("Requests let in while the load is high, and only then; 0: as many as come.", "requests/s", ge=0, le=1e6),
+    ] = 10.0
+    entry_burst: Annotated[
+        int, _key("How many of them at once, after a time without.", "requests", ge=1, le=1_000_000)
+    ] = 100
     table_capacity: Annotated[
         int,
         _key(
@@ -278,6 +286,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     engine: EngineConfig = EngineConfig()
     queue: QueueConfig = QueueConfig()
     tiers: dict[str, TierConfig] = msgspec.field(default_factory=_default_tiers)
+    limits: dict[str, LimitConfig] = msgspec.field(default_factory=dict)
     keys: KeysConfig = KeysConfig()
     prompts: PromptsConfig = PromptsConfig()
     log: LogConfig = LogConfig()

@@ -141,6 +141,21 @@ class PromptTooLong(LqsError):
         self.limit = limit
 
 
+class LimitTooSmall(LqsError):
+    """The request costs more than a limit ever allows, whatever else goes on."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "limit_too_small"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message, param=param, headers={"x-should-retry": "false"})
+
+    @property
+    def reason(self) -> str | None:
+        return self.code
+
+
 class RequestRefused(LqsError):
     """Not now: `reason` says why, `retry_after_s` when to come back."""
 

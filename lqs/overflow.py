@@ -6,16 +6,13 @@ Apart from `config`, which takes it in, because it is long.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from msgspec import Meta, Struct
 
+from lqs.describe import key
+
 T = TypeVar("T")
-
-
-def key(doc: str, unit: str = "", **bound: Any) -> Meta:
-    """Describe a key: what it does, in which unit, within which bound."""
-    return Meta(description=doc, extra={"unit": unit}, **bound)
 
 
 def per_class(values: Sequence[T], num_levels: int) -> list[T]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from lqs._core import Finish
+from lqs._core import Charge, Finish
 
 NS_PER_S = 1_000_000_000
 
@@ -143,6 +143,7 @@ class Request:
     queue_timeout_s: float | None = None  # In the queue; None: the config's.
     read_timeout_s: float | None = None  # How long its client waits for bytes, if it says so.
     is_stream: bool = False
+    route: str = ""  # Which endpoint it came by: "chat" or "completions".
     # Filled in by admission.
     level: int = 0
     lane: Lane = Lane.SHORT
@@ -152,6 +153,9 @@ class Request:
     expire_ns: int = 0  # Leaves the queue unserved then; 0: never.
     stop_ns: int = 0  # The worker ends it then; 0: never.
     deadline_ns: int = 0  # Orders it inside its key; 0: none.
+    num_bytes_min: int = 0  # Of its prompt, as its source tells.
+    tokens_max: int = 0  # A limit of tokens has no more; bounds an answer whose length is not asked for. 0: none.
+    charge: Charge | None = None  # What its limits were charged, until it is settled.
     holds_permit: bool = False  # A place in its class is taken and not yet handed to the core.
     # Filled in by scheduling.
     handle: int | None = None

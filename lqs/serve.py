@@ -17,6 +17,7 @@ import uvloop
 
 from lqs.admission.gate import Gate
 from lqs.admission.keys import KeyRing
+from lqs.admission.limits import Limiters
 from lqs.admission.prompts import Prompts
 from lqs.api.app import create_app
 from lqs.api.services import Services
@@ -233,6 +234,7 @@ def build(
     environ: Mapping[str, str] = os.environ,
     reload_config: Callable[[], Config] | None = None,
     drill: Sequence[Break] = (),
+    limits_clock: Callable[[], int] = time.monotonic_ns,
 ) -> Server:
     """Make and wire all parts; nothing runs yet. `drill` is what breaks on purpose. Raises StartError."""
     keys = KeyRing(config)
@@ -244,6 +246,11 @@ def build(
     library.start(verbose=config.log.level == "debug")
     scheduler = make_scheduler(config, keys.weights())
     models = Models(config, path, scheduler, make_model=library.Model, make_worker=library.make_worker, drill=drill)
+    limits = Limiters(
+        config,
+        is_load_high=lambda: desk.entrance.load() > config.queue.high_load_at,
+        clock=limits_clock,
+    )
     metrics = Metrics(
         config,
         model_name=models.names()[0],
@@ -253,6 +260,7 @@ def build(
         closed_reason=lambda: gate.closed_reason(),  # noqa: PLW0108
         bounds=lambda: server.bounds(),  # noqa: PLW0108
         door=lambda: desk.entrance.figures(),  # noqa: PLW0108
+        limits=limits.figures,
     )
     desk = Desk(
         scheduler,
@@ -262,7 +270,7 @@ def build(
         on_door=door_log(log, config.queue.levels),
     )
     prompts = Prompts(config.prompts)
-    gate = Gate(config, desk=desk, models=models, prompts=prompts)
+    gate = Gate(config, desk=desk, models=models, prompts=prompts, limits=limits)
     services = Services(config=config, gate=gate, desk=desk, keys=keys, models=models, metrics=metrics, log=log)
     server = Server(config, services, models=models, prompts=prompts, reload_config=reload_config)
     return server

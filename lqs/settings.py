@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from lqs.config import CTX_MIN, Config, TierConfig, is_loopback
+from lqs.config_limits import LimitConfig, limit_rules
 from lqs.errors import ConfigError
 from lqs.wording import in_words, offer, pattern_in_words
 
@@ -28,6 +29,8 @@ _NOT_SETTINGS = re.compile(
     r"LQS_(MODELS_DIR|API_KEY|EXTENSIONS|NATIVE|DEBUG|COVERAGE|ANNOTATE|SANITIZE|STRESS_ITEMS|TEST_\w+)="
     r"|LQS_SERVICE_(HOST|PORT)|LQS_PORT_\d|LQS_PORT=\w+://"
 )
+# Sections of tables that the operator names, and what such a table holds.
+NAMED: dict[str, type[Struct]] = {"tiers": TierConfig, "limits": LimitConfig}
 # Settings that name a file; in the TOML file they are seen from its folder.
 _FILES = (("model", "path"), ("model", "chat_template"), ("keys", "file"))
 
@@ -88,10 +91,8 @@ def check_exposure(config: Config, num_keys: int) -> None:
 
 
 def _sections() -> dict[str, type[Struct]]:
-    """The struct of each section; tiers are named by the operator and described once."""
-    hints = get_type_hints(Config)
-    hints["tiers"] = TierConfig
-    return hints
+    """The struct of each section; what the operator names is described once."""
+    return get_type_hints(Config) | NAMED
 
 
 def _meta_of(hint: Any) -> Meta:
@@ -138,7 +139,7 @@ def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
         f"{_ENV_PREFIX}{section}_{key}".upper(): (section, key)
         for section, struct in _sections().items()
         for key in struct.__struct_fields__
-        if section != "tiers"
+        if section not in NAMED
     }
     found = {}
     for name, text in sorted(env.items()):
@@ -152,8 +153,9 @@ def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _no_such_variable(name: str, known: Mapping[str, tuple[str, str]]) -> str:
-    if name.startswith(f"{_ENV_PREFIX}TIERS_"):
-        return f"{name}: tiers are set in the file, as [tiers.NAME]."
+    for section in NAMED:
+        if name.startswith(f"{_ENV_PREFIX}{section}_".upper()):
+            return f"{name}: {section} are set in the file, as [{section}.NAME]."
     bare = {variable.removeprefix(_ENV_PREFIX): variable for variable in known}
     word = name.removeprefix(_ENV_PREFIX)
     # A key without its section, or else what is spelt alike.
@@ -210,9 +212,9 @@ def _check_names(tree: Mapping[str, Any]) -> None:
         if section not in sections:
             close = _homes(section) or difflib.get_close_matches(section, list(sections), n=1, cutoff=0.5)
             raise ConfigError(f"{section}: there is no such section{offer(close)}")
-        tables = table if section == "tiers" else {section: table}
+        tables = table if section in NAMED else {section: table}
         for name, keys in (tables if isinstance(tables, dict) else {}).items():
-            where = f"tiers.{name}" if section == "tiers" else section
+            where = f"{section}.{name}" if section in NAMED else section
             _check_keys(where, keys, sections[section])
 
 
@@ -228,26 +230,27 @@ def _check_keys(where: str, table: Any, struct: type[Struct]) -> None:
 def _homes(key: str) -> list[str]:
     """The settings of that name, in whatever section."""
     sections = _sections().items()
-    return [f"{name}.{key}" for name, struct in sections if name != "tiers" and key in struct.__struct_fields__]
+    return [f"{name}.{key}" for name, struct in sections if name not in NAMED and key in struct.__struct_fields__]
 
 
 def _name_the_key(message: str, tree: Mapping[str, Any]) -> str:
     """msgspec's `Expected ... - at `$.queue.total`` with the key first, in an operator's words."""
     what, _, where = message.partition(" - at `$.")
     where = where.rstrip("`")
-    if where.startswith("tiers[...]"):
-        where = where.replace("[...]", f".{_wrong_tier(tree['tiers'])}", 1)
+    section, is_inside, _ = where.partition("[...]")
+    if is_inside and section in NAMED:
+        where = where.replace("[...]", f".{_wrong_table(tree[section], NAMED[section])}", 1)
     return f"{where}: {in_words(what)}."
 
 
-def _wrong_tier(tiers: Mapping[str, Any]) -> str:
-    """The name of the first tier that is wrong; msgspec does not tell it."""
-    for name, table in tiers.items():
+def _wrong_table(tables: Mapping[str, Any], struct: type[Struct]) -> str:
+    """The name of the first table that is wrong; msgspec does not tell it."""
+    for name, table in tables.items():
         try:
-            msgspec.convert(table, TierConfig)
+            msgspec.convert(table, struct)
         except msgspec.ValidationError:
             return name
-    raise AssertionError("every tier is right")
+    raise AssertionError("every table is right")
 
 
 def _check_together(config: Config) -> None:
@@ -281,6 +284,7 @@ def _check_together(config: Config) -> None:
         ),
         *queue.overflow_rules(num_levels),
         *_tier_rules(config),
+        *limit_rules(config.limits, config.tiers),
     ]
     for holds, message in rules:
         if not holds:

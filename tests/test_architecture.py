@@ -33,8 +33,8 @@ FLOORS = (
     {"observe"},
     {"settings"},
     {"request", "config", "wording", "plain"},
-    {"overflow"},
-    {"errors"},
+    {"overflow", "config_limits"},
+    {"errors", "describe"},
     {"_engine"},
     {"_core"},
 )

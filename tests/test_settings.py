@@ -7,7 +7,7 @@ import pytest
 
 from lqs.config import Config, is_loopback
 from lqs.errors import ConfigError
-from lqs.settings import check_exposure, load, settings
+from lqs.settings import NAMED, check_exposure, load, settings
 
 
 def written(tmp_path: Path, text: str) -> str:
@@ -111,9 +111,33 @@ def test_a_tier_of_the_file_stands_beside_the_usual_ones_or_instead_of_one(tmp_p
     }
 
 
+def test_a_limit_says_what_it_counts_for_whom_and_how_much(tmp_path: Path) -> None:
+    text = """
+        [limits.tokens_a_minute]
+        of = "tokens"
+        amount = 100_000
+        [limits.smooth]
+        of = "requests"
+        kind = "leaky_bucket"
+        per = "server"
+        amount = 2
+        period_s = 1.0
+        burst = 20
+        tiers = ["batch"]
+    """
+    limits = load(written(tmp_path, text)).limits
+    assert list(limits) == ["tokens_a_minute", "smooth"]
+    usual, smooth = limits.values()
+    assert (usual.per, usual.kind, usual.period_s, usual.capacity) == ("key", "token_bucket", 60, 100_000)
+    assert (smooth.capacity, smooth.tiers, smooth.is_bucket) == (20, ("batch",), True)
+
+
 def test_with_few_classes_the_usual_tiers_move_together(tmp_path: Path) -> None:
     tiers = load(written(tmp_path, '[queue]\nlevels = ["first", "second"]\n')).tiers
     assert {name: tier.level for name, tier in tiers.items()} == {"vip": 0, "normal": 1, "free": 1, "batch": 1}
+
+
+LIMIT = "[limits.a]\namount = 10\n"
 
 
 @pytest.mark.parametrize(
@@ -142,12 +166,32 @@ def test_with_few_classes_the_usual_tiers_move_together(tmp_path: Path) -> None:
         ("[queue", "is not TOML"),
         ("[queue]\nlevels = ['a', 'a']\n[tiers.normal]\nlevel = 0", "queue.levels: a name is there twice."),
         ("[queue]\ncaps = [1, 2]", "queue.caps: give one number, or one for each of the 5 classes."),
+        ("[queue]\nevict = [true, true, true, true, true, false]", "queue.evict: there are only 5 classes."),
+        ("[queue]\non_full = ['drop']", "queue.on_full[0]: must be one of refuse, demote."),
+        ("[queue]\nplace_wait_s = [-1.0]", "queue.place_wait_s[0]: must be a number >= 0"),
+        ("[queue]\nwarn_clear_at = 0.9", "queue.warn_clear_at: must not be above queue.warn_at."),
         ("[queue]\ntable_capacity = 100", "queue.table_capacity: must hold"),
         ("[queue]\nshort_tokens_max = 5000", "queue.short_tokens_max: must not be above"),
         ("[engine]\nn_batch = 8", "engine.n_batch: must be at least engine.parallel."),
         ("[engine]\nn_batch = 0", "engine.n_batch: must be a whole number >= 1."),
         ("[engine]\nn_ubatch = 4096", "engine.n_ubatch: must not be above"),
         ("[keys]\nanonymous_tier = 'x'", "keys.anonymous_tier: there is no tier 'x'."),
+        ("[limits.a]\nof = 'requests'", "limits.a: amount is missing."),
+        ("[limits.a]\namount = 1", "limits.a: of is missing."),
+        ("limits = 3", "limits: must be a table, not a whole number."),
+        (LIMIT + "of = 'words'", "limits.a.of: must be one of requests, tokens, compute_s, parallel."),
+        (LIMIT + "of = 'tokens'\nper = 'user'", "limits.a.per: must be one of key, tier, model, route, server."),
+        (LIMIT + "of = 'tokens'\nkind = 'bucket'", "limits.a.kind: must be one of token_bucket, leaky_bucket,"),
+        (LIMIT + "of = 'tokens'\nburts = 1", "limits.a.burts: there is no such setting; did you mean limits.a.burst?"),
+        (LIMIT + "of = 'tokens'\nkind = 'fixed_window'\nburst = 1", "limits.a.burst: only buckets have one."),
+        (LIMIT + "of = 'parallel'\nburst = 1", "limits.a.burst: only buckets have one."),
+        (LIMIT + "of = 'tokens'\ntiers = ['x']", "limits.a.tiers: there is no tier x."),
+        (LIMIT + "of = 'tokens'\nroutes = ['x']", "limits.a.routes[0]: must be one of chat, completions."),
+        (LIMIT + "of = 'compute_s'\nburst = 2000000", "limits.a.amount: at most 1000000 s of compute."),
+        (LIMIT + "of = 'tokens'\nperiod_s = 2e6\nburst = 20000", "limits.a.burst: it would take more than 30 years"),
+        ("[limits.entry]\nof = 'requests'\namount = 1", "limits.entry: queue.entry_per_s is the limit of that name."),
+        ("[limits.A]\nof = 'requests'\namount = 1", "limits.A: a name is small letters"),
+        ("".join(f"[limits.a{i}]\nof = 'tokens'\namount = 1\n" for i in range(25)), "limits: there may be at most 24."),
         ("[tiers.normal]\nlevel = 7", "tiers.normal.level: the last class is 4."),
         ("[tiers.normal]\nlevel = 1\nbest = 2", "tiers.normal.best: must not be below its own class."),
     ],
@@ -171,6 +215,7 @@ def test_a_wrong_setting_is_named(tmp_path: Path, text: str, message: str) -> No
         ({"LQS_SERVR_PORT": "1"}, "LQS_SERVR_PORT: there is no such setting; did you mean LQS_SERVER_PORT?"),
         ({"LQS_PORT": "1"}, "LQS_PORT: there is no such setting; did you mean LQS_SERVER_PORT?"),
         ({"LQS_FOO_BAR": "1"}, "LQS_FOO_BAR: there is no such setting."),
+        ({"LQS_LIMITS_RPM_OF": "x"}, "LQS_LIMITS_RPM_OF: limits are set in the file, as [limits.NAME]."),
         ({"LQS_TIERS_PARTNER_LEVEL": "1"}, "LQS_TIERS_PARTNER_LEVEL: tiers are set in the file, as [tiers.NAME]."),
     ],
 )
@@ -207,7 +252,7 @@ def test_every_key_has_a_doc_and_the_numbers_a_bound() -> None:
 def test_the_defaults_listed_are_those_in_force() -> None:
     config: Any = load()
     for section, key, default, *_ in settings():
-        if section != "tiers":
+        if section not in NAMED:
             assert getattr(getattr(config, section), key) == default
 
 

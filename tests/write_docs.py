@@ -10,11 +10,11 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from lqs.settings import Setting, settings
+from lqs.settings import NAMED, Setting, settings
 
 REPOSITORY = Path(__file__).parents[1]
 PAGE = REPOSITORY / "docs" / "operating.md"
-METRICS = REPOSITORY / "lqs" / "observe" / "metrics.py"
+METRICS = [REPOSITORY / "lqs" / "observe" / name for name in ("metrics.py", "tables.py")]
 
 
 def settings_table() -> Iterator[str]:
@@ -23,7 +23,7 @@ def settings_table() -> Iterator[str]:
     for setting in settings():
         if setting.section != section:
             section = setting.section
-            yield f"\n**{'[tiers.NAME]' if section == 'tiers' else f'[{section}]'}**\n"
+            yield f"\n**[{section}{'.NAME' if section in NAMED else ''}]**\n"
             yield "| key | what | unit | default | bound |\n|---|---|---|---|---|"
         yield f"| `{setting.key}` | {setting.doc} | {setting.unit} | {_default(setting)} | {setting.bound} |"
 
@@ -38,9 +38,9 @@ def _default(setting: Setting) -> str:
 
 
 def metrics_table() -> Iterator[str]:
-    """Every series by name, as metrics.py pairs names with sentences."""
+    """Every series by name, as the room pairs names with sentences."""
     yield "\n| metric | what |\n|---|---|"
-    pairs = re.findall(r'"((?:vllm:|lqs_)\w+)",\s+"([^"]+)"', METRICS.read_text())
+    pairs = re.findall(r'"((?:vllm:|lqs_)\w+)",\s+"([^"]+)"', "".join(path.read_text() for path in METRICS))
     yield from (f"| `{name}` | {what} |" for name, what in sorted(pairs))
 
 

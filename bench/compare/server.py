@@ -107,6 +107,8 @@ def _lqs_command(server: Server, setup: Setup, port: int, folder: Path) -> list[
         "[queue]\n"
         f"caps = [{server.num_waiting_max}]\ntotal = {server.num_waiting_max}\n"
         "timeout_s = 600.0\nrequest_timeout_s = 1200.0\n"
+        # No peer narrows its entry under load.
+        "entry_per_s = 0\n"
         "[log]\naccess = false\n"
     )
     return [

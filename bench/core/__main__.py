@@ -16,6 +16,7 @@ def measure(*, is_quick: bool) -> list[Row]:
         *parts.rings(n, rounds),
         *parts.backlog(n, rounds),
         *parts.ledger(n, rounds),
+        *parts.limiters(n // 4, rounds),
         *parts.decisions(rounds),
         *parts.admission(10_000 if is_quick else 100_000),
         *parts.hand_over(n // 50, rounds),

@@ -4,10 +4,16 @@ import queue
 import random
 import statistics
 import time
+from array import array
 from functools import partial
 
 from lqs import _core
-from lqs._core import Backlog, Ledger, Scheduler, Work
+from lqs._core import Backlog, Charge, Ledger, LimitKind, Limits, Scheduler, Work
+from lqs.admission.classes import Classes
+from lqs.admission.limits import Limiters
+from lqs.config import Config
+from lqs.config_limits import LimitConfig
+from lqs.request import Request, Tenant
 
 from . import peers
 from .measure import Row, alone, beside, in_turns
@@ -126,23 +132,74 @@ def decisions(rounds: int) -> list[Row]:
     return rows
 
 
+def usual_limits() -> tuple[Limits, tuple[int, ...], tuple[int, ...]]:
+    """A key's usual limits: those of requests and parallel ones, then those of tokens and compute."""
+    limits = Limits()
+    per_minute = {"capacity": 1 << 40, "amount": 1 << 30, "period_ns": 60 * 10**9}
+    requests = limits.add(LimitKind.TOKEN_BUCKET, unit=0, **per_minute)
+    parallel = limits.add(LimitKind.PARALLEL, unit=1, capacity=1 << 40)
+    tokens = limits.add(LimitKind.SLIDING_WINDOW, unit=2, **per_minute)
+    compute = limits.add(LimitKind.TOKEN_BUCKET, unit=3, is_clamped=True, **per_minute)
+    return limits, (requests, parallel), (tokens, compute)
+
+
+def limiters(n: int, rounds: int) -> list[Row]:
+    """Charge and settle from Python: what each request's four limits cost it."""
+    limits, first, second = usual_limits()
+
+    def one_by_one() -> None:
+        reserve, settle = limits.reserve, limits.settle
+        for now_ns in range(0, n * 1000, 1000):
+            charge = Charge()
+            reserve(charge, first + second, (1, 1, 10, 1), now_ns, 2)
+            reserve(charge, second, (0, 0, 30, 300), now_ns)
+            settle(charge, (1, 0, 20, 250), now_ns)
+
+    def charged() -> None:
+        reserve = limits.reserve
+        for now_ns in range(0, n * 1000, 1000):
+            reserve(Charge(), first, (1, 1, 0, 0), now_ns)
+
+    runs = in_turns({"both": (one_by_one, n), "charge": (charged, n)}, rounds)
+    return [
+        alone(runs["charge"], what="charge of two limiters from Python", at_most=1_000.0),
+        alone(runs["both"], what="a request's four limits from Python: asked, charged twice, settled"),
+    ]
+
+
+def usual_config() -> Config:
+    """The same four limits as an operator writes them."""
+    of = {"requests": 10**9, "parallel": 10**9, "tokens": 10**9, "compute_s": 10**6}
+    return Config(limits={name: LimitConfig(of=name, amount=amount) for name, amount in of.items()})
+
+
 def admission(n: int) -> list[Row]:
-    """One admission from Python at 1e6 waiting: permit, and submit."""
+    """One admission from Python at 1e6 waiting: class, limits in both stages, lane, permit, submit."""
     scheduler = loaded_scheduler(DEPTHS[-1], n)
-    work, sink = Work(), object()
+    config = usual_config()
+    limits, classes = Limiters(config), Classes(config.queue)
+    tenant = Tenant("t", "normal", 0, 3, 3)
+    requests = [Request(id="r", tenant=tenant, model="m", arrival_ns=0, max_tokens=20) for _ in range(n)]
+    work, sink, prompt = Work(), object(), array("i", range(10))
     clock, times = time.perf_counter_ns, []
-    for number in range(n):
+    for number, request in enumerate(requests):
+        request.prompt, request.max_tokens_granted = prompt, 20
         begin = clock()
-        if scheduler.try_enter(3):
+        classes.assign(request)
+        limits.enter(request, num_tokens_min=21, patience_ns=10**10)
+        if scheduler.try_enter(request.level):
+            classes.assign_lane(request)
+            limits.charge_work(request, patience_ns=10**10)
             scheduler.submit(
-                work, sink, key=0, model=0, level=3, lane=0, arrival_ns=begin, expire_ns=begin + 10**10, stop_ns=0,
-                deadline_ns=0, num_prompt_tokens=10, max_tokens=20, footprint_tokens=30,
+                work, sink, key=0, model=0, level=request.level, lane=0, arrival_ns=begin, expire_ns=begin + 10**10,
+                stop_ns=0, deadline_ns=0, num_prompt_tokens=request.num_prompt_tokens,
+                max_tokens=request.max_tokens_granted, footprint_tokens=request.footprint_tokens,
             )  # fmt: skip
         times.append(float(clock() - begin))
         if number % 1000 == 999:
             scheduler.round(DEPTHS[-1])
     cuts = statistics.quantiles(times, n=100)
-    what = "one admission from Python, 1,000,000 waiting"
+    what = "one admission from Python, four limits, 1,000,000 waiting"
     return [
         Row("G8", f"{what}, P50", cuts[49], "ns", passed=cuts[49] <= 2_000),
         Row("G8", f"{what}, P99", cuts[98], "ns", passed=cuts[98] <= 10_000),

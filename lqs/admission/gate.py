@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from lqs.admission.classes import Classes
 from lqs.admission.deadlines import set_latest_start, set_limits
+from lqs.admission.limits import Limiters
 from lqs.admission.prompts import Prompts
 from lqs.config import Config
-from lqs.errors import RETRY_AFTER_S_MAX, RETRY_AFTER_S_MIN, NotFound, RequestRefused
+from lqs.errors import RETRY_AFTER_S_MAX, RETRY_AFTER_S_MIN, LqsError, NotFound, RequestRefused
 from lqs.request import NS_PER_S, PromptSource, Request, RequestState, Sink
 from lqs.scheduling.desk import Desk
 from lqs.scheduling.entrance import NoPlace
@@ -57,6 +58,7 @@ class Gate:
         desk: Desk,
         models: Models,
         prompts: Prompts,
+        limits: Limiters | None = None,
         rng: random.Random | None = None,
         service_s: Callable[[Request], float] | None = None,
     ) -> None:
@@ -65,6 +67,8 @@ class Gate:
         self._models = models
         self._prompts = prompts
         self._classes = Classes(config.queue)
+        self._limits = limits or Limiters(config)
+        desk.when_over(self._limits.over)
         self._rng = rng or random.Random()
         self._service_s = service_s or desk.service_s
         self._drained_at_ns: int | None = None
@@ -75,20 +79,32 @@ class Gate:
 
         If it raises, or its task is cancelled, everything it took is given back.
         """
+        request.num_bytes_min = source.num_bytes_min
+        try:
+            await self._admit(request, source, sink)
+        except LqsError as error:
+            if not isinstance(error, NotFound):
+                error.headers.update(self._limits.headers(request))
+            raise
+
+    async def _admit(self, request: Request, source: PromptSource, sink: Sink) -> None:
         try:
             served = await self.enter(request, time.monotonic_ns())
             work = await self._prepare(request, source, served)
             self._classes.assign_lane(request, self._desk.border_tokens)
-            set_latest_start(
-                request, self._config.queue, self._desk.pace(served.index), self._classes.expected_tokens(request)
-            )
+            self._limits.charge_work(request, patience_ns=request.expire_ns - time.monotonic_ns())
+            await self._wait_turn(request)
+            num_expected = self._classes.expected_tokens(request)
+            set_latest_start(request, self._config.queue, self._desk.pace(served.index), num_expected)
             if self._is_shut:
                 raise self._draining(request, time.monotonic_ns())
             self._desk.submit(request, work, sink, model=served.index)
         except asyncio.CancelledError:
+            self._limits.refund(request)
             self._desk.abandon(request)
             raise
         except BaseException:
+            self._limits.refund(request)
             self._desk.leave(request)
             raise
 
@@ -96,6 +112,9 @@ class Gate:
         """Take a place in the request's class. Raises NotFound, RequestRefused."""
         served = self._open(request, now_ns)
         set_limits(request, self._config.queue)
+        self._limits.enter(
+            request, num_tokens_min=_num_tokens_min(request, served), patience_ns=request.expire_ns - now_ns
+        )
         load = self._desk.entrance.load()
         self._classes.assign(request, load=load, service_s=self._service_s(request))
         no_place = await self._desk.enter(request, now_ns)
@@ -117,6 +136,11 @@ class Gate:
         self._config = config
         self._classes = Classes(config.queue)
         self._desk.reload(config)
+        self._limits.reload(config)
+
+    def limit_headers(self, request: Request) -> dict[str, str]:
+        """How the limits that it comes under stand just now."""
+        return self._limits.headers(request)
 
     def closed_reason(self) -> str | None:
         """Why nobody can come in just now, as a refusal's code; None when the server is ready."""
@@ -173,6 +197,12 @@ class Gate:
             message = "Its prompt was not prepared in time; nothing was computed."
             raise self._refusal(request, "queue_timeout", message, wait_s) from None
 
+    async def _wait_turn(self, request: Request) -> None:
+        """Let it through when a leaky bucket does; its place in its class is its place in that line."""
+        wait_s = self._limits.turn_s(request)
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+
     def _no_place(self, request: Request, no_place: NoPlace) -> RequestRefused:
         now_ns = time.monotonic_ns()
         if no_place.reason == "draining":
@@ -191,3 +221,9 @@ class Gate:
         request.state, request.reason = RequestState.REFUSED, reason
         bounded_s = min(max(wait_s, RETRY_AFTER_S_MIN), RETRY_AFTER_S_MAX / _SPREAD)
         return RequestRefused(reason, message, retry_after_s=bounded_s * self._rng.uniform(1.0, _SPREAD))
+
+
+def _num_tokens_min(request: Request, served: Served) -> int:
+    """What it takes at least, prompt and answer together, as far as that shows before its prompt is made."""
+    ceiling = served.config.max_tokens_max or request.max_tokens or 1
+    return min(1 + min(request.max_tokens or 1, ceiling), served.n_ctx)

@@ -99,6 +99,10 @@ def prepare(request: Request, source: PromptSource, served: Served) -> Work:
     _check_bias(request, served.loaded.n_vocab)
     request.prompt = prompt
     request.max_tokens_granted = grant(request.max_tokens, len(prompt), served)
+    if request.max_tokens is None and request.tokens_max:
+        # Who asks for no length gets no more than its limits have, rather than a refusal.
+        left = max(request.tokens_max - len(prompt), 1)
+        request.max_tokens_granted = min(request.max_tokens_granted, left)
     return _work(request, served)
 
 

@@ -86,7 +86,7 @@ class Generator:
         failure = self._failure(job.request, outlet)
         if failure is not None:
             trace.failed(failure)
-            await send_error(watch.send, failure, _headers(job.request, outlet))
+            await send_error(watch.send, failure, self._headers(job.request, outlet))
             return
         assert outlet.outcome is not None
         head = {"id": job.answer_id, "created": job.created_s, "model": job.request.model}
@@ -95,16 +95,16 @@ class Generator:
         answer = job.reply(head, text, logprobs, FINISH_REASONS[outlet.outcome.finish])
         answer["usage"] = usage_of(job.request, outlet.outcome)
         answer["timings"] = timings_of(job.request, outlet.outcome)
-        await send_json(watch.send, msgspec.json.encode(answer), 200, _headers(job.request, outlet))
+        await send_json(watch.send, msgspec.json.encode(answer), 200, self._headers(job.request, outlet))
 
     async def _stream(self, job: Job, outlet: Outlet, watch: ClientWatch, trace: Trace) -> None:
         await outlet.wait_begun(self._services.config.queue.hold_s)
         failure = self._failure(job.request, outlet) if outlet.is_over and outlet.is_empty else None
         if failure is not None:
             trace.failed(failure)
-            await send_error(watch.send, failure, _headers(job.request, outlet))
+            await send_error(watch.send, failure, self._headers(job.request, outlet))
             return
-        headers = _STREAM_HEADERS + _headers(job.request, outlet)
+        headers = _STREAM_HEADERS + self._headers(job.request, outlet)
         await watch.send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             await self._events(job, outlet, watch, trace)
@@ -165,6 +165,20 @@ class Generator:
             return self._services.gate.refuse_rest(request)
         return RequestCancelled("The request was cancelled.")
 
+    def _headers(self, request: Request, outlet: Outlet) -> list[tuple[bytes, bytes]]:
+        """Return what is known of its way so far."""
+        headers = []
+        queue_ns = outlet.queue_ns
+        if outlet.end_reason is not None:
+            queue_ns = time.monotonic_ns() - request.arrival_ns
+        if queue_ns is not None:
+            headers.append((b"x-lqs-queue-ms", f"{queue_ns / NS_PER_MS:.1f}".encode()))
+        if request.is_clamped:
+            headers.append((b"x-lqs-priority", str(request.level).encode()))
+        limits = self._services.gate.limit_headers(request)
+        headers.extend((name.encode(), value.encode()) for name, value in limits.items())
+        return headers
+
 
 def _ending(job: Job, outlet: Outlet) -> bytes:
     """Return the last events of a stream that went well."""
@@ -172,19 +186,6 @@ def _ending(job: Job, outlet: Outlet) -> bytes:
     last = job.frames.last(FINISH_REASONS[outlet.outcome.finish], timings_of(job.request, outlet.outcome))
     usage = job.frames.usage(usage_of(job.request, outlet.outcome)) if job.include_usage else b""
     return last + usage + DONE
-
-
-def _headers(request: Request, outlet: Outlet) -> list[tuple[bytes, bytes]]:
-    """Return what is known of its way so far."""
-    headers = []
-    queue_ns = outlet.queue_ns
-    if outlet.end_reason is not None:
-        queue_ns = time.monotonic_ns() - request.arrival_ns
-    if queue_ns is not None:
-        headers.append((b"x-lqs-queue-ms", f"{queue_ns / NS_PER_MS:.1f}".encode()))
-    if request.is_clamped:
-        headers.append((b"x-lqs-priority", str(request.level).encode()))
-    return headers
 
 
 async def _send_more(watch: ClientWatch, body: bytes) -> None:

@@ -75,4 +75,5 @@ def request_of(scope: Scope, body: ChatBody | CompletionBody, sampling: Sampling
         queue_timeout_s=body.queue_timeout,
         read_timeout_s=read_timeout_of(scope),
         is_stream=bool(body.stream),
+        route="chat" if isinstance(body, ChatBody) else "completions",
     )

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lqs.admission.keys import KeyRing
+from lqs.admission.limit_words import in_short
 from lqs.commands.flags import add_setting_flags, load_config
 from lqs.config import Config, is_loopback
 from lqs.engine.plan import Plan, check_fits, make_plan
@@ -140,6 +141,8 @@ def report(config: Config, path: Path, plan: Plan, num_keys: int) -> Iterator[st
     caps = ", ".join(f"{name} {cap}" for name, cap in classes)
     yield f"queue      {queue.total} in all; {caps}"
     yield f"keys       {num_keys or _who_without_keys(config)}"
+    for number, (name, limit) in enumerate(config.limits.items()):
+        yield f"{'' if number else 'limits':11}{name}: {in_short(limit)}"
 
 
 def _who_without_keys(config: Config) -> str:

@@ -130,6 +130,8 @@ cdef class Door:
             "is_warned": bool(d.is_warned),
             "num_warnings": d.num_warnings,
             "num_asks": d.num_asks,
+            "num_guests": self.num_guests,
+            "num_guests_max": <uint64_t> d.num_guests_max * d.num_levels,
             "load": self.load,
         }
 

@@ -80,61 +80,6 @@ cdef inline bint is_held(const Entry* entry) noexcept nogil:
     return entry.hold & HOLD_ON and not entry.attempt.told_finished
 
 
-cdef int state_init(SchedulerState* s, uint32_t capacity) noexcept nogil:
-    s.capacity = capacity
-    s.table = <Entry*> new_lines(capacity * sizeof(Entry))
-    # An entry has one OP_SUBMIT and one OP_CANCEL under way, and an OP_CANCEL of its life
-    # before; towards the loop OP_STARTED and OP_SETTLED. An OP_EVICT belongs to no entry:
-    # there are EVICTIONS_MAX at most, each in one of the two rings.
-    if (s.table == NULL or ring_init(&s.submit, 3 * <uint64_t> capacity + EVICTIONS_MAX)
-            or ring_init(&s.events, 2 * <uint64_t> capacity + EVICTIONS_MAX)):
-        return -1
-    if waker_init(&s.waker) or waker_init(&s.loop_waker):
-        return -1
-    # The loop does not doze by itself: it counts as asleep from the start.
-    s.loop_waker.signalled = ASLEEP
-    return 0
-
-
-cdef int books_init(Books* books, SchedulerState* s, uint32_t num_lanes, uint32_t num_levels,
-                    uint32_t num_keys) noexcept nogil:
-    books.sweep_next = s.capacity
-    books.expiry.capacity_min = s.capacity
-    books.expiry.places = new_places(s.capacity)
-    if (books.expiry.places == NULL
-            or backlog_init(&books.backlog, s.table, s.capacity, num_lanes, num_levels, num_keys)
-            or ledger_init(&books.ledger, MAX_DEVICE_SLOTS, num_keys)):
-        return -1
-    return 0 if heap_resize(&books.expiry, s.capacity) else -1
-
-
-cdef void slot_free(DeviceSlot* slot) noexcept nogil:
-    ring_free(&slot.dispatch)
-    ring_free(&slot.feedback)
-    ring_free(&slot.events)
-    waker_free(&slot.waker)
-    free(slot)
-
-
-cdef void state_free(SchedulerState* s) noexcept nogil:
-    cdef Books* books = books_of(s)
-    cdef uint32_t i
-    for i in range(s.num_slots):
-        slot_free(s.slots[i])
-    if books != NULL:
-        backlog_free(&books.backlog)
-        ledger_free(&books.ledger)
-        free(books.expiry.memory)
-        free(books.expiry.places)
-        free(books)
-    ring_free(&s.submit)
-    ring_free(&s.events)
-    waker_free(&s.waker)
-    waker_free(&s.loop_waker)
-    free(s.table)
-    free(s)
-
-
 @cython.final
 cdef class Scheduler:
     """The queue of requests, from submit to settled.
@@ -777,33 +722,3 @@ cdef class Scheduler:
         """Declare a device slot dead, from any thread; there is no way back."""
         self.check_slot(slot)
         report_dead(self.state, slot)
-
-
-cdef tuple ring_figures(Ring* ring):
-    return ring_size(ring), ring.capacity
-
-
-cdef dict lane_figures(LaneBook* book):
-    return {
-        "num_waiting": load_relaxed(&book.num_waiting),
-        "num_running": load_relaxed(&book.num_running),
-        "num_started": load_relaxed(&book.num_started),
-    }
-
-
-cdef dict level_figures(LevelBook* book, Permit* permit):
-    return {
-        "num_entered": load_relaxed(&permit.taken),
-        "num_waiting": load_relaxed(&book.num_waiting),
-        "num_enqueued": load_relaxed(&book.num_enqueued),
-        "num_started": load_relaxed(&book.num_started),
-        "num_expired": load_relaxed(&book.num_expired),
-        "num_cancelled": load_relaxed(&book.num_cancelled),
-        "num_no_device": load_relaxed(&book.num_no_device),
-        "num_evicted": load_relaxed(&book.num_evicted),
-        "num_promoted": load_relaxed(&book.num_promoted),
-        "num_aged_starts": load_relaxed(&book.num_aged_starts),
-        "wait_ns_sum": load_relaxed(&book.wait_ns_sum),
-        "oldest_arrival_ns": load_relaxed(&book.oldest_arrival_ns),
-        "drain_rate": load_relaxed(&book.drain_per_gs) / 1e9,
-    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -20,95 +20,35 @@ from prometheus_client.core import (
 )
 
 from lqs.config import Config
+from lqs.observe import tables
 from lqs.observe.counts import Counts
 from lqs.request import NS_PER_S, Lane
 
 _LANES = tuple(lane.name.lower() for lane in Lane)
 _DEVICE_STATES = ("new", "ready", "stopped", "dead", "parked")
 
-# (name, doc, the core's name) of what it shows by class.
-_LEVEL_GAUGES = (
-    ("lqs_queue_depth", "Waiting, by class.", "num_waiting"),
-    ("lqs_queue_places_taken", "Places taken, by class.", "num_entered"),
-    ("lqs_queue_drain_rate", "Starts per second while it had a queue.", "drain_rate"),
-)
-_LEVEL_COUNTERS = (
-    ("lqs_queue_entered", "Requests that came to wait.", "num_enqueued"),
-    ("lqs_queue_started", "Requests that left for a device slot.", "num_started"),
-    ("lqs_queue_expired", "Requests that waited too long.", "num_expired"),
-    ("lqs_queue_cancelled", "Requests cancelled while they waited.", "num_cancelled"),
-    ("lqs_queue_no_device", "Requests that no device slot was left for.", "num_no_device"),
-    ("lqs_queue_promotions", "Classes gained by waiting.", "num_promoted"),
-    ("lqs_queue_aged_starts", "Starts owed to waiting.", "num_aged_starts"),
-    ("lqs_queue_evictions", "Requests that had to leave for a better class.", "num_evicted"),
-)
-# (name, doc, the door's name) of what it shows and counts by class.
-_DOOR_GAUGES = (
-    ("lqs_queue_places", "Places, by class.", "cap"),
-    ("lqs_place_waiting", "Arrivals that wait for a place.", "num_place_waiting"),
-    ("lqs_breaker_state", "0 closed, 1 half-open, 2 open.", "breaker"),
-)
-_DOOR_COUNTERS = (
-    ("lqs_queue_overflows", "Arrivals that found no place, whatever became of them.", "num_overflows"),
-    ("lqs_queue_demotions", "Arrivals that came in with a lower class.", "num_demoted"),
-    ("lqs_place_evictions", "Arrivals that another had to leave for.", "num_evictions"),
-    ("lqs_place_waits", "Arrivals that waited for a place.", "num_place_waits"),
-    ("lqs_place_waits_lost", "Arrivals that waited for a place in vain.", "num_place_waits_lost"),
-    ("lqs_breaker_refusals", "Arrivals that found the breaker open.", "num_broken"),
-    ("lqs_breaker_openings", "Times that the breaker opened.", "num_breaker_openings"),
-)
-# (name, doc, the core's name) of what it shows by lane.
-_LANE_GAUGES = (
-    ("lqs_lane_depth", "Waiting, by lane.", "num_waiting"),
-    ("lqs_lane_running", "Running, by lane.", "num_running"),
-    ("lqs_lane_share", "Its part of the sequences and KV tokens while both lanes wait.", "share"),
-)
-# (name, doc, the core's name) of what the ledger promises by device slot.
-_LEDGER_GAUGES = (
-    ("lqs_device_kv_tokens", "KV tokens that may be promised.", "capacity"),
-    ("lqs_device_kv_reserved", "KV tokens promised to those that run.", "reserved"),
-    ("lqs_device_sequences", "Sequences that may run.", "num_sequences"),
-    ("lqs_device_sequences_running", "Sequences that run.", "num_running"),
-)
-# (name, doc, the worker's name) of what it shows, and of what it counts.
-_DEVICE_GAUGES = (
-    ("lqs_device_healthy", "1 if it works.", "is_healthy"),
-    ("lqs_device_threads", "Threads that compute just now.", "threads"),
-    ("lqs_device_kv_cells", "KV cells that hold a token.", "cells_used"),
-    ("lqs_device_cached_sequences", "Finished sequences kept as prefix cache.", "num_cached_sequences"),
-)
-_DEVICE_COUNTERS = (
-    ("lqs_device_steps", "Steps made.", "num_steps"),
-    ("lqs_step_tokens", "Tokens made by steps.", "generated_tokens"),
-    ("lqs_device_decodes", "Calls of llama_decode.", "num_decodes"),
-    ("lqs_device_prefill_tokens", "Prompt tokens computed.", "prefill_tokens"),
-    ("lqs_device_failed_decodes", "Decodes that failed.", "num_failed_decodes"),
-    ("lqs_device_kv_failures", "Decodes without room in the KV cache; expected 0.", "num_kv_failures"),
-    ("lqs_device_cache_evictions", "Finished sequences that gave up their cells.", "num_cache_evictions"),
-    ("lqs_device_compactions", "Times that the cells were put in order.", "num_compactions"),
-)
-_DEVICE_CLOCKS = (
-    ("lqs_step_seconds", "Time in steps.", "step_ns"),
-    ("lqs_decode_seconds", "Time in llama_decode, part of the time in steps.", "decode_ns"),
-)
-# (name, doc, the core's name) of what it counts once.
-_CORE_COUNTERS = (
-    ("lqs_decisions", "Requests looked at for a start, those among them that found no room.", "num_decisions"),
-    ("lqs_passes", "Starts ahead of a request that did not fit.", "num_passes"),
-    ("lqs_holds", "Times that a device slot was held for one that did not fit.", "num_holds"),
-    ("lqs_rounds", "Rounds of the scheduler.", "num_rounds"),
-    ("lqs_out_buffers_full", "Times a worker found no room for text, because its reader is slow.", "num_starved"),
-    ("lqs_core_broken", "Broken rules of the core; expected 0.", "num_broken"),
-)
+# (name, doc) of what it shows by limit.
+_LIMIT_REMAINING = ("lqs_limit_remaining", "What is left of a limit for the whole server.")
+_LIMIT_REFUSALS = ("lqs_limit_refusals", "Requests that a limit refused.")
 
 Snapshot = Callable[[], Mapping[str, Any]]
+
+
+class LimitFigures(Protocol):
+    """What is shown of one limit; `remaining` is None for one that is not for the whole server."""
+
+    @property
+    def num_refused(self) -> int: ...
+    @property
+    def remaining(self) -> int | None: ...
 
 
 class Metrics(Counts):
     """Shows what the loop has counted, and what core and workers publish.
 
     `core` reads the scheduler's snapshot, `workers` those of the device slots by name, `bounds`
-    by name how much of each further bound is used and what it is, `door` the figures of the door.
+    by name how much of each further bound is used and what it is, `door` the figures of the door,
+    `limits` by name how limits stand.
 
     Owner: the event loop.
     """
@@ -123,6 +63,7 @@ class Metrics(Counts):
         closed_reason: Callable[[], str | None],
         door: Snapshot,
         bounds: Callable[[], Mapping[str, tuple[int, int]]] = dict,
+        limits: Callable[[], Mapping[str, LimitFigures]] = dict,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         super().__init__(len(config.queue.levels), len(_LANES), now_ns)
@@ -134,6 +75,7 @@ class Metrics(Counts):
         self._closed_reason = closed_reason
         self._door = door
         self._bounds = bounds
+        self._limits = limits
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -149,28 +91,27 @@ class Metrics(Counts):
         """All families. Called by the registry."""
         core, workers = self._core(), self._workers()
         yield from self._queue_families(core)
-        yield from self._door_families(self._door())
+        door = self._door()
+        yield from self._door_families(door)
         yield from self._device_families(core["slots"], workers)
         yield from self._token_families(workers.values())
         yield from self._histograms()
-        yield from self._bound_families(core)
+        yield from self._bound_families(core, door)
+        yield from self._limit_families()
 
     def _queue_families(self, core: Mapping[str, Any]) -> Iterator[Metric]:
         levels, lanes = core["levels"], core["lanes"]
         num_waiting = sum(level["num_waiting"] for level in levels)
         yield self._gauge("vllm:num_requests_running", "Requests that run.", core["num_running"])
         yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", num_waiting)
-        for name, doc, key in _LEVEL_GAUGES:
+        for name, doc, key in tables.LEVEL_GAUGES:
             yield _gauges(name, doc, "level", self._by_level(levels, key))
-        for name, doc, key in _LEVEL_COUNTERS:
+        for name, doc, key in tables.LEVEL_COUNTERS:
             yield _counters(name, doc, "level", self._by_level(levels, key))
-        for name, doc, key in _LANE_GAUGES:
+        for name, doc, key in tables.LANE_GAUGES:
             yield _gauges(name, doc, "lane", {lane: seen[key] for lane, seen in zip(_LANES, lanes, strict=True)})
-        border = "Up to so many tokens a request is short."
-        yield GaugeMetricFamily("lqs_lane_border_tokens", border, value=core["border_tokens"])
-        yield GaugeMetricFamily(
-            "lqs_holding", "Device slots held for one that does not fit.", value=core["num_holding"]
-        )
+        yield GaugeMetricFamily("lqs_lane_border_tokens", "Where short ends just now.", value=core["border_tokens"])
+        yield GaugeMetricFamily("lqs_holding", "Device slots held for one request each.", value=core["num_holding"])
         yield GaugeMetricFamily("lqs_queue_total_places_taken", "Places taken.", value=core["num_entered"])
         yield _gauges(
             "lqs_queue_oldest_wait_seconds", "Longest wait of those waiting.", "level", self._oldest_waits_s(levels)
@@ -179,13 +120,12 @@ class Metrics(Counts):
         yield _counters("lqs_refusals", "Requests refused.", "reason", self.refused_by_reason)
 
     def _door_families(self, door: Mapping[str, Any]) -> Iterator[Metric]:
-        for name, doc, key in _DOOR_GAUGES:
+        for name, doc, key in tables.DOOR_GAUGES:
             yield _gauges(name, doc, "level", self._by_level(door["levels"], key))
-        for name, doc, key in _DOOR_COUNTERS:
+        for name, doc, key in tables.DOOR_COUNTERS:
             yield _counters(name, doc, "level", self._by_level(door["levels"], key))
         yield GaugeMetricFamily("lqs_queue_total_places", "Places, all classes.", value=door["total"])
         yield GaugeMetricFamily("lqs_queue_warning", "1 while the queue is nearly full.", value=door["is_warned"])
-        yield CounterMetricFamily("lqs_queue_warnings", "Times it became nearly full.", value=door["num_warnings"])
         yield GaugeMetricFamily("lqs_load", "How much is taken of KV or queue; 1 is all.", value=door["load"])
 
     def _by_level(self, levels: Iterable[Mapping[str, Any]], key: str) -> dict[str, float]:
@@ -199,13 +139,13 @@ class Metrics(Counts):
     def _device_families(
         self, slots: list[Mapping[str, Any]], workers: Mapping[str, Mapping[str, Any]]
     ) -> Iterator[Metric]:
-        for name, doc, key in _DEVICE_GAUGES:
+        for name, doc, key in tables.DEVICE_GAUGES:
             yield _gauges(name, doc, "device", {device: seen[key] for device, seen in workers.items()})
-        for name, doc, key in _DEVICE_COUNTERS:
+        for name, doc, key in tables.DEVICE_COUNTERS:
             yield _counters(name, doc, "device", {device: seen[key] for device, seen in workers.items()})
-        for name, doc, key in _DEVICE_CLOCKS:
+        for name, doc, key in tables.DEVICE_CLOCKS:
             yield _counters(name, doc, "device", {device: seen[key] / NS_PER_S for device, seen in workers.items()})
-        for name, doc, key in _LEDGER_GAUGES:
+        for name, doc, key in tables.LEDGER_GAUGES:
             yield _gauges(name, doc, "device", {device: slots[seen["slot"]][key] for device, seen in workers.items()})
         states = GaugeMetricFamily("lqs_device_state", "1 for the state that it is in.", labels=["device", "state"])
         for device, seen in workers.items():
@@ -267,10 +207,11 @@ class Metrics(Counts):
                 family.add_metric([level, lane], histogram.buckets(), histogram.sum)
         yield family
 
-    def _bound_families(self, core: Mapping[str, Any]) -> Iterator[Metric]:
+    def _bound_families(self, core: Mapping[str, Any], door: Mapping[str, Any]) -> Iterator[Metric]:
         """How near each bound is, and what was counted when one was reached."""
         bounds = {
             "table": (core["num_live"], core["table_capacity"]),
+            "place_waiters": (door["num_guests"], door["num_guests_max"]),
             **{f"ring_{name}": figures for name, figures in core["rings"].items()},
             **self._bounds(),
         }
@@ -279,9 +220,16 @@ class Metrics(Counts):
         limits = {name: limit for name, (_, limit) in bounds.items()}
         yield _gauges("lqs_bound_limit", "The bound.", "bound", limits)
         yield GaugeMetricFamily("lqs_requests_held", "Requests whose reader is slow.", value=core["num_held"])
-        for name, doc, key in _CORE_COUNTERS:
+        for name, doc, key in tables.CORE_COUNTERS:
             yield CounterMetricFamily(name, doc, value=core[key])
         yield CounterMetricFamily("lqs_events_lost", "Events lost; expected 0.", value=self.num_events_lost)
+
+    def _limit_families(self) -> Iterator[Metric]:
+        figures = self._limits()
+        left = {name: seen.remaining for name, seen in figures.items() if seen.remaining is not None}
+        yield _gauges(*_LIMIT_REMAINING, "limit", left)
+        refused = {name: seen.num_refused for name, seen in figures.items()}
+        yield _counters(*_LIMIT_REFUSALS, "limit", refused)
 
     def _gauge(self, name: str, doc: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, doc, labels=list(self._labels))

@@ -42,8 +42,6 @@ _UNKNOWN_WAIT_S = 5.0
 _ENDED = {EV_EXPIRED: "expired", EV_CANCELLED: "cancelled", EV_NO_DEVICE: "no_device", EV_EVICTED: "evicted"}
 # What a client is told of those that it did not ask for.
 _REASONS = {"expired": "queue_timeout", "no_device": "no_device", "evicted": "evicted"}
-# How fast the mean service time follows the latest ones.
-_SERVICE_SHARE = 0.1
 
 
 class Observer(Protocol):
@@ -96,11 +94,11 @@ class Desk:
         self.entrance = Entrance(scheduler, door, on_change=on_door, now_ns=now_ns)
         self._observer = observer
         self._body = body
+        self._over: Callable[[Request, Outcome | None], None] | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         # When the next place of each class is spoken for, in the eyes of those refused so far.
         self._next_place_ns: dict[int, int] = {}
-        self._mean_service_s = 0.0
         self._live: set[Ticket] = set()
         self._paces: defaultdict[int, Pace] = defaultdict(Pace)
 
@@ -113,6 +111,10 @@ class Desk:
         if self._body is not None:
             self._thread = threading.Thread(target=self._body.run, name="lqs-scheduler", daemon=True)
             self._thread.start()
+
+    def when_over(self, settle: Callable[[Request, Outcome | None], None]) -> None:
+        """Have `settle` called once for each submitted request: with its outcome, or None if it never ran."""
+        self._over = settle
 
     def close(self, limit_s: float) -> bool:
         """End the thread and listen no more; False if it did not end within the limit."""
@@ -228,7 +230,7 @@ class Desk:
 
     def service_s(self, request: Request) -> float:
         """Seconds that it will run, as the latest did on the mean; 0 if nothing is known yet."""
-        return self._mean_service_s
+        return max((pace.mean_service_s for pace in self._paces.values()), default=0.0)
 
     def retry_after_s(self, level: int, now_ns: int) -> float:
         """Seconds until there is a place for one more who was refused.
@@ -273,8 +275,8 @@ class Desk:
             sink.started(rest[0])
         elif kind == EV_FINISHED:
             request.state = RequestState.FINISHED
-            self._note_service(rest[0])
             ticket.pace.note(request, rest[0])
+            self._settle_limits(request, rest[0])
             self._observer.finished(request, rest[0])
             sink.finished(rest[0])
         elif kind == EV_SETTLED:
@@ -288,17 +290,16 @@ class Desk:
         is_cancelled = reason == "cancelled"
         request.reason = request.reason or _REASONS.get(reason)
         request.state = RequestState.CANCELLED if is_cancelled else RequestState.REFUSED
+        self._settle_limits(request, None)
         self._observer.ended(request, reason)
         ticket.sink.ended(reason)
+
+    def _settle_limits(self, request: Request, outcome: Outcome | None) -> None:
+        if self._over is not None:
+            self._over(request, outcome)
 
     def _settle(self, ticket: Ticket) -> None:
         self._live.discard(ticket)
         self.entrance.settle(ticket.request, has_run=ticket.has_started)
         ticket.request.handle = None
         ticket.sink.settled()
-
-    def _note_service(self, outcome: Outcome) -> None:
-        if outcome.assigned_ns and outcome.first_token_ns:
-            took_s = (outcome.finished_ns - outcome.assigned_ns) / NS_PER_S
-            known_s = self._mean_service_s or took_s
-            self._mean_service_s = known_s + _SERVICE_SHARE * (took_s - known_s)

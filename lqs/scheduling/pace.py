@@ -7,10 +7,12 @@ little. Nothing is known before the first request has ended.
 
 from __future__ import annotations
 
-from lqs.request import Outcome, Request
+from lqs.request import NS_PER_S, Outcome, Request
 
 # Tokens after which what was seen before counts for half as much as what was seen since.
 _MEMORY_TOKENS = 4096
+# How fast the mean of whole requests follows the latest one.
+_SERVICE_SHARE = 0.1
 
 
 class _Rate:
@@ -37,6 +39,7 @@ class Pace:
     def __init__(self) -> None:
         self._prefill = _Rate()
         self._decode = _Rate()
+        self.mean_service_s = 0.0  # From start to end; 0 when nothing is known.
 
     def note(self, request: Request, outcome: Outcome) -> None:
         """Learn from one that has ended."""
@@ -45,6 +48,11 @@ class Pace:
             self._prefill.note(outcome.prefill_done_ns - outcome.assigned_ns, num_prefilled)
         if outcome.prefill_done_ns and outcome.num_completion_tokens > 0:
             self._decode.note(outcome.finished_ns - outcome.prefill_done_ns, outcome.num_completion_tokens)
+
+        if outcome.assigned_ns and outcome.first_token_ns:
+            took_s = (outcome.finished_ns - outcome.assigned_ns) / NS_PER_S
+            known_s = self.mean_service_s or took_s
+            self.mean_service_s = known_s + _SERVICE_SHARE * (took_s - known_s)
 
     def service_ns(self, num_prompt_tokens: int, num_completion_tokens: int) -> int:
         """What a request will take from its start to its end; 0 when nothing is known."""

@@ -26,7 +26,7 @@ def pace() -> Pace:
 
 
 def outcome(**figures: int) -> Any:
-    return SimpleNamespace(**{"num_cached_tokens": 0, **figures})
+    return SimpleNamespace(**{"num_cached_tokens": 0, "first_token_ns": figures.get("prefill_done_ns"), **figures})
 
 
 def limited(**wishes: Any) -> Request:

@@ -33,6 +33,14 @@ def test_the_plan_names_what_matters(model: str, capsys: pytest.CaptureFixture[s
         assert words in text
 
 
+def test_the_plan_tells_the_limits(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "lqs.toml"
+    config.write_text('[limits.rpm]\nof = "requests"\namount = 10\n[limits.two]\nof = "parallel"\namount = 2\n')
+    assert main(["check", model, "--config", str(config)]) == 0
+    text = capsys.readouterr().out
+    assert "limits     rpm: 10 requests in 1m0s for each key\n           two: 2 at once for each key\n" in text
+
+
 def test_a_plan_that_does_not_fit_fails(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -260,13 +260,14 @@ class Scheduler:
         self.bypass_max = bypass_max
         self.bypass_ns = bypass_ns
         self.passed = []
-        self.messages = deque()  # ("submit" | "cancel", waiter), ("finish", waiter, tokens)
+        self.messages = deque()  # ("submit" | "cancel", waiter), ("evict", level), ("finish", waiter, tokens)
         self.events = []  # (what, index)
+        self.answers = []  # To each "evict", in order.
 
     def round(self, now_ns):
         self.bury()
         for message in [m for m in self.messages if m[0] != "finish"]:
-            {"submit": self.enqueue, "cancel": self.cancel}[message[0]](message[1])
+            {"submit": self.enqueue, "cancel": self.cancel, "evict": self.evict}[message[0]](message[1])
         for message in [m for m in self.messages if m[0] == "finish"]:
             self.settle(message[1], message[2])
         self.messages.clear()
@@ -306,6 +307,13 @@ class Scheduler:
     def cancel(self, waiter):
         if waiter.state == "waiting":
             self.end_waiting(waiter, "cancelled")
+
+    def evict(self, level):
+        """The youngest of the lowest class below this one leaves; `answers` says whether there was one."""
+        below = [w for w in self.backlog.waiting if w.level > level]
+        if below:
+            self.end_waiting(max(below, key=lambda w: (w.level, w.arrival_no)), "evicted")
+        self.answers.append(bool(below))
 
     def settle(self, waiter, completion_tokens):
         self.slots[waiter.slot].running.remove(waiter)

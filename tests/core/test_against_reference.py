@@ -215,9 +215,10 @@ EVENTS = {
     _core.EV_EXPIRED: "expired",
     _core.EV_CANCELLED: "cancelled",
     _core.EV_NO_DEVICE: "no_device",
+    _core.EV_EVICTED: "evicted",
     _core.EV_SETTLED: "settled",
 }
-ENDS = {"expired", "cancelled", "no_device"}
+ENDS = {"expired", "cancelled", "no_device", "evicted"}
 
 
 class SchedulersAgree(RuleBasedStateMachine):
@@ -333,6 +334,11 @@ class SchedulersAgree(RuleBasedStateMachine):
         self.cancelled.add(name)
         self.held.discard(name)
 
+    @rule(level=st.integers(0, NUM_LEVELS - 1))
+    def evict(self, level):
+        assert self.scheduler.evict(level)
+        self.twin.messages.append(("evict", level))
+
     @precondition(lambda self: self.handles)
     @rule(pick=st.integers(0, 10**6), is_on=st.booleans())
     def hold_or_resume(self, pick, is_on):
@@ -377,10 +383,13 @@ class SchedulersAgree(RuleBasedStateMachine):
         for slot in range(len(self.twin.slots)):
             handles = [self.handles[name] for name, waiter in started if waiter.slot == slot]
             assert self.scheduler.take(slot) == handles
-        events = [(EVENTS[what], sink) for what, sink, _ in self.scheduler.poll() if what in EVENTS]
+        polled = self.scheduler.poll()
+        assert [was_evicted for what, _, was_evicted in polled if what == _core.EV_ANSWERED] == self.twin.answers
+        self.twin.answers.clear()
+        events = [(EVENTS[what], sink) for what, sink, _ in polled if what in EVENTS]
         twins = [(what, self.live[index][0]) for what, index in self.twin.events]
         self.twin.events.clear()
-        for ordered in ("started", "expired"):
+        for ordered in ("started", "expired", "evicted"):
             assert [e for e in events if e[0] == ordered] == [e for e in twins if e[0] == ordered]
         # One that ran and is held is settled in silence, until it is held no more.
         ran = [name for what, name in twins if what == "settled"] + self.kept

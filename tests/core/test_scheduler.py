@@ -8,7 +8,9 @@ import pytest
 
 from lqs import _core
 from lqs._core import (
+    EV_ANSWERED,
     EV_CANCELLED,
+    EV_EVICTED,
     EV_EXPIRED,
     EV_FINISHED,
     EV_NO_DEVICE,
@@ -273,6 +275,62 @@ def test_requests_expire_exactly_and_the_round_says_when_the_next_will():
     assert told(scheduler) == [(EV_EXPIRED, "a"), (EV_SETTLED, "a")]
     assert scheduler.round(35) == -1
     assert told(scheduler) == [(EV_EXPIRED, "b"), (EV_SETTLED, "b"), (EV_EXPIRED, "c"), (EV_SETTLED, "c")]
+
+
+def test_the_youngest_of_the_lowest_class_below_is_evicted_and_each_wish_is_answered_in_turn():
+    scheduler = make(slots=[(1000, 1)], num_lanes=2, lane_weights=[1, 1])
+    submit(scheduler, "running", level=7)
+    scheduler.round(0)
+    for sink, level, lane in (("a", 3, 0), ("b", 3, 1), ("c", 3, 0), ("d", 2, 0)):
+        submit(scheduler, sink, level=level, lane=lane)
+    scheduler.poll()
+    for level in (0, 2, 2, 2, 0, 1, 2):
+        assert scheduler.evict(level)
+    scheduler.round(1)
+    events = scheduler.poll()
+    assert [sink for what, sink, _ in events if what == EV_EVICTED] == ["c", "b", "a", "d"]
+    assert [was_evicted for what, _, was_evicted in events if what == EV_ANSWERED] == [True] * 3 + [False, True] + [
+        False
+    ] * 2
+    # The answer comes when the one that left has been settled.
+    assert [event[:2] for event in events[:3]] == [(EV_EVICTED, "c"), (EV_SETTLED, "c"), (EV_ANSWERED, None)]
+    assert [level["num_evicted"] for level in scheduler.snapshot()["levels"]] == [0, 0, 1, 3, 0, 0, 0, 0]
+    assert scheduler.num_running == 1
+
+
+def test_one_that_is_cancelled_or_late_or_starts_in_the_same_round_is_told_one_end():
+    scheduler = make(slots=[(1000, 1)])
+    handle = submit(scheduler, "cancelled", level=1)
+    scheduler.cancel(handle)
+    scheduler.evict(0)
+    assert run(scheduler) == [(EV_CANCELLED, "cancelled"), (EV_SETTLED, "cancelled"), (EV_ANSWERED, None)]
+    handle = submit(scheduler, "evicted", level=1, expire_ns=1)
+    scheduler.evict(0)
+    scheduler.cancel(handle)
+    assert run(scheduler, 5) == [(EV_EVICTED, "evicted"), (EV_SETTLED, "evicted"), (EV_ANSWERED, None)]
+    submit(scheduler, "starts", level=1)
+    assert run(scheduler, 6) == [(EV_STARTED, "starts")]
+    scheduler.evict(0)
+    assert run(scheduler, 7) == [(EV_ANSWERED, None)]
+
+
+def test_evictions_under_way_are_bounded_and_fit_beside_all_requests():
+    scheduler = make(table_capacity=4, level_caps=[4] * 8, total_cap=4)
+    for number in range(4):
+        scheduler.cancel(submit(scheduler, number, level=1))
+    num_asked = 0
+    while scheduler.evict(0):
+        num_asked += 1
+    assert num_asked == 1024
+    while scheduler.round(0) == 0:
+        pass
+    assert not scheduler.evict(0)
+    events = scheduler.poll()
+    assert sum(what == EV_ANSWERED for what, *_ in events) == 1024
+    assert sum(what == EV_SETTLED for what, *_ in events) == 4
+    assert scheduler.evict(0)
+    with pytest.raises(IndexError):
+        scheduler.evict(8)
 
 
 def test_a_request_that_is_late_already_does_not_start():

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 from lqs import _core
-from lqs._core import EV_FINISHED, EV_OUTPUT, EV_SETTLED, EV_STARTED, Scheduler, Work
+from lqs._core import EV_ANSWERED, EV_EVICTED, EV_FINISHED, EV_OUTPUT, EV_SETTLED, EV_STARTED, Scheduler, Work
 
 # A build that is traced line by line takes the GIL for each.
 SHARE = 20 if os.environ.get("LQS_COVERAGE") else 1
@@ -66,7 +66,8 @@ def poll(scheduler):
     assert sleeper.poll(60_000), "the loop was not woken"
     num_settled = 0
     for what, sink, *rest in scheduler.poll():
-        sink.take(what, *rest)
+        if what != EV_ANSWERED:
+            sink.take(what, *rest)
         num_settled += what == EV_SETTLED
     return num_settled
 
@@ -86,7 +87,7 @@ def test_every_request_is_told_in_order_and_nothing_is_left(out_buffer_bytes, nu
     scheduler.add_device_slot(kv_tokens=4000, num_sequences=32)
     drive = _core._Drive(scheduler)
     sinks, live, held = [], [], deque()
-    num_settled = 0
+    num_settled = num_evicts = 0
     with threads(scheduler, drive):
         while num_settled < num_requests:
             while len(sinks) < num_requests and scheduler.try_enter(level := draw.randrange(4)):
@@ -110,6 +111,9 @@ def test_every_request_is_told_in_order_and_nothing_is_left(out_buffer_bytes, nu
             if draw.random() < 0.5:
                 scheduler.cancel(live.pop(draw.randrange(len(live))))
             live = live[-256:] or live
+            if draw.random() < 0.3:
+                # Who is picked may be cancelled, expire or start in the same moment.
+                num_evicts += scheduler.evict(draw.randrange(4))
             # A few readers are slow; the last ones would wait for each other.
             while held and (len(held) > 4 or len(sinks) == num_requests):
                 scheduler.resume(held.popleft())
@@ -117,6 +121,8 @@ def test_every_request_is_told_in_order_and_nothing_is_left(out_buffer_bytes, nu
                 held.append(draw.choice(live))
                 scheduler.hold(held[-1])
             num_settled += poll(scheduler)
+    assert num_evicts > 0
+    assert any(EV_EVICTED in sink.told for sink in sinks)
     assert_whole(scheduler, sinks)
 
 

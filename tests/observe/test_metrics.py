@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -57,6 +57,13 @@ WORKER = {
 PARKED = WORKER | {"is_healthy": False, "state": "parked", "slot": 1, "step_ns": S, "prefix_hits": 1}
 
 
+class LimitSeen(NamedTuple):
+    """How one limit stands."""
+
+    num_refused: int
+    remaining: int | None
+
+
 @dataclass
 class Ended:
     """An outcome with times a second apart."""
@@ -90,6 +97,7 @@ class Board:
             closed_reason=lambda: self.closed,
             door=lambda: self.door.figures(self.now_ns),
             bounds=lambda: {"connections": (7, 100)},
+            limits=lambda: {"rpm": LimitSeen(3, None), "entry": LimitSeen(0, 100)},
             now_ns=lambda: self.now_ns,
         )
 
@@ -198,6 +206,28 @@ def test_the_queue_and_the_device_slots_are_shown_as_the_core_has_them() -> None
     assert (seen["lqs_decisions_total",], seen["lqs_queue_started_total", "normal"]) == (3, 2)
 
 
+def test_what_happens_at_the_door_is_shown_by_class() -> None:
+    board = Board(**{"queue.caps": [1, 1, 1, 1, 2], "queue.total": 5, "queue.on_full": ["demote"]})
+    # The first has no place left, the second waits for one, the third finds the breaker open.
+    for level in (0, 0, 2, 2, 4, 0, 4):
+        board.door.enter(level, 0)
+    seen = board.read()
+    assert (seen["lqs_queue_places", "background"], seen["lqs_queue_total_places",]) == (2, 5)
+    assert (seen["lqs_queue_demotions_total", "critical"], seen["lqs_queue_demotions_total", "normal"]) == (1, 1)
+    assert (seen["lqs_queue_overflows_total", "critical"], seen["lqs_place_waiting", "critical"]) == (2, 1)
+    assert (seen["lqs_breaker_state", "background"], seen["lqs_breaker_state", "low"]) == (2, 0)
+    assert (seen["lqs_breaker_openings_total", "background"], seen["lqs_breaker_refusals_total", "background"]) == (
+        1,
+        1,
+    )
+    assert (seen["lqs_queue_warning",], seen["lqs_load",]) == (1, 1)
+    assert (seen["lqs_bound_used", "place_waiters"], seen["lqs_bound_limit", "place_waiters"]) == (1, 320)
+    board.now_ns = 5 * S
+    assert board.read()["lqs_breaker_state", "background"] == 1
+    board.door.tend(5 * S)
+    assert board.read()["lqs_place_waits_lost_total", "critical"] == 1
+
+
 def test_what_the_workers_counted_is_shown_by_device_slot_in_seconds_and_tokens() -> None:
     seen = Board().read()
     assert (seen["lqs_step_seconds_total", "cpu:0"], seen["lqs_step_seconds_total", "cpu:1"]) == (5, 1)
@@ -246,6 +276,16 @@ def test_readiness_and_lost_events_are_shown() -> None:
     board.closed = "draining"
     board.metrics.event_lost(a_request(), RuntimeError())
     assert (board.read()["lqs_ready",], board.read()["lqs_events_lost_total",]) == (0, 1)
+
+
+def test_limits_are_shown_by_name_and_what_is_left_of_those_for_the_whole_server() -> None:
+    seen = Board().read()
+    limits = {key: value for key, value in seen.items() if key[0].startswith("lqs_limit_")}
+    assert limits == {
+        ("lqs_limit_remaining", "entry"): 100,
+        ("lqs_limit_refusals_total", "rpm"): 3,
+        ("lqs_limit_refusals_total", "entry"): 0,
+    }
 
 
 def test_nothing_of_a_client_becomes_a_label() -> None:

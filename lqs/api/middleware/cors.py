@@ -6,7 +6,11 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_EXPOSED = b"x-request-id, x-lqs-reason, x-lqs-queue-ms, x-lqs-priority, retry-after, retry-after-ms"
+_EXPOSED = (
+    b"x-request-id, x-lqs-reason, x-lqs-queue-ms, x-lqs-priority, retry-after, retry-after-ms, "
+    b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
+    b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
+)
 _PREFLIGHT = [
     (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
     (b"access-control-allow-headers", b"*, authorization"),
