@@ -88,7 +88,6 @@ async def _round(
     options: argparse.Namespace, num_requests: int, *, seed: int
 ) -> tuple[list[float], list[float], list[str]]:
     """Times to the first token in seconds, predicted and measured, and who else was busy meanwhile."""
-    os.environ.pop("LQS_ENGINE_INTER_TOKEN_TARGET_MS", None)
     calibration = _calibrate(options.model, options.threads)
     config = _config()
     devices = Devices(calibration.devices, calibration.cost, calibration.shape)
@@ -99,9 +98,6 @@ async def _round(
     predicted = [
         (first_ns - at_ns) / NS_PER_S for first_ns, at_ns in zip(played.first_token_ns, trace.arrival_ns, strict=True)
     ]
-    # The server finds its step's budget by itself. Let no hair decide whether it finds the one that was calibrated.
-    cost, budget = calibration.cost, calibration.shape.budget
-    os.environ["LQS_ENGINE_INTER_TOKEN_TARGET_MS"] = f"{1.4 * (cost.fixed_ns + budget * cost.prefill_ns) / 1e6:.1f}"
     setup = Setup(options.model, options.threads, PARALLEL, CTX)
     async with running(lqs_from_here(), setup) as live, Watch(live.pid) as watch:
         measured = await _measured(live, trace, seed)

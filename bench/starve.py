@@ -24,7 +24,6 @@ from pathlib import Path
 import msgspec
 
 from bench.core.measure import Row
-from lqs._core import Ending
 from lqs.config import Config, QueueConfig
 from lqs.request import NS_PER_S
 from lqs.simulate.cost import EXAMPLE
@@ -49,14 +48,15 @@ class Wait:
 def waits_of(played: Played, queue: QueueConfig, level: int) -> list[Wait]:
     """Every request of the class that started, beside its bound. All stand in one lane, for one key."""
     trace = played.trace
-    starts = sorted(
-        at_ns for at_ns, end in zip(played.started_ns, played.ending, strict=True) if end == Ending.ENDING_SERVED
-    )
+    starts = [0] * max(played.start_no)
+    for number, at_ns in zip(played.start_no, played.started_ns, strict=True):
+        if number:
+            starts[number - 1] = at_ns
     step_ns = int(queue.aging_step_s * NS_PER_S)
     virtual = [at + own * step_ns for at, own in zip(trace.arrival_ns, trace.level, strict=True)]
     found = []
     for number, own in enumerate(trace.level):
-        if own != level or played.ending[number] != Ending.ENDING_SERVED:
+        if own != level or not played.start_no[number]:
             continue
         due_ns = virtual[number]
         before = sum(
@@ -65,7 +65,7 @@ def waits_of(played: Played, queue: QueueConfig, level: int) -> list[Wait]:
         )
         num_max = queue.aged_every * (before + 1)
         first = bisect_right(starts, due_ns)
-        num_starts = max(bisect_right(starts, played.started_ns[number]) - first, 0)
+        num_starts = max(played.start_no[number] - first, 0)
         ends_ns = starts[min(first + num_max, len(starts)) - 1] if first < len(starts) else due_ns
         found.append(
             Wait(

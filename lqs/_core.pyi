@@ -369,6 +369,7 @@ class Simulation:
         started_ns: array[int],
         first_token_ns: array[int],
         ended_ns: array[int],
+        start_no: array[int],
         ending: array[int],
         has_lanes: bool,
         context_tokens: int,

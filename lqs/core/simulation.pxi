@@ -34,9 +34,9 @@ cdef class Simulation:
 
     `costs` has one (fixed_ns, decode_ns, prefill_ns, context_ns, cells_ns, budget, fine_budget,
     batch_max, target_ns) for each device slot of `scheduler`; see core/model_slots.pxi. The
-    columns describe the requests in the order of `arrival_ns`; the last four are written as each
-    of them ends, with the clock's times, 0 for what did not come. With `has_lanes` those above
-    the scheduler's border stand in the long lane. `context_tokens` bounds prompt and answer
+    columns describe the requests in the order of `arrival_ns`; the last five are written as they
+    start and end: the clock's times, 0 for what did not come, and in `start_no` the order of the
+    starts, from 1 on. With `has_lanes` those above the scheduler's border stand in the long lane. `context_tokens` bounds prompt and answer
     together. Above a load of `high_load_at` all but the best class come in one class lower.
     Times are the virtual clock's nanoseconds, limits 0 for none.
 
@@ -52,6 +52,7 @@ cdef class Simulation:
     cdef const uint32_t[::1] prompt_tokens, completion_tokens, max_tokens, key
     cdef const uint8_t[::1] level
     cdef int64_t[::1] started_ns, first_token_ns, ended_ns
+    cdef uint32_t[::1] start_no
     cdef uint8_t[::1] ending
     cdef bint has_lanes
     cdef uint32_t context_tokens
@@ -60,6 +61,7 @@ cdef class Simulation:
     cdef uint64_t num_requests
     cdef uint64_t num_arrived
     cdef uint64_t num_ended
+    cdef uint32_t num_started
     cdef int64_t due_ns             # the next round that is due by itself
 
     def __cinit__(self, Scheduler scheduler not None, Door door not None, costs, *,
@@ -67,7 +69,7 @@ cdef class Simulation:
                   const uint32_t[::1] completion_tokens, const uint32_t[::1] max_tokens,
                   const uint8_t[::1] level, const uint32_t[::1] key,
                   int64_t[::1] started_ns, int64_t[::1] first_token_ns, int64_t[::1] ended_ns,
-                  uint8_t[::1] ending, bint has_lanes, uint32_t context_tokens,
+                  uint32_t[::1] start_no, uint8_t[::1] ending, bint has_lanes, uint32_t context_tokens,
                   int64_t queue_limit_ns=0, int64_t run_limit_ns=0, double high_load_at=1.0):
         self.scheduler = scheduler
         self.door = door
@@ -77,7 +79,7 @@ cdef class Simulation:
         self.completion_tokens, self.max_tokens = completion_tokens, max_tokens
         self.level, self.key = level, key
         self.started_ns, self.first_token_ns = started_ns, first_token_ns
-        self.ended_ns, self.ending = ended_ns, ending
+        self.ended_ns, self.start_no, self.ending = ended_ns, start_no, ending
         self.has_lanes = has_lanes
         self.context_tokens = context_tokens
         self.queue_limit_ns = queue_limit_ns
@@ -85,7 +87,7 @@ cdef class Simulation:
         self.high_load_at = high_load_at
         if not (len(arrival_ns) == len(prompt_tokens) == len(completion_tokens) == len(max_tokens)
                 == len(level) == len(key) == len(started_ns) == len(first_token_ns)
-                == len(ended_ns) == len(ending)):
+                == len(ended_ns) == len(start_no) == len(ending)):
             raise ValueError("every column has one value for each request")
         self.check_columns()
         self.make_slots(costs)
@@ -347,6 +349,8 @@ cdef class Simulation:
         cdef Attempt* attempt = entry.attempt
         if op == OP_STARTED:
             self.started_ns[request] = attempt.started_ns
+            self.num_started += 1
+            self.start_no[request] = self.num_started
             door_start(&self.door.door, entry.level)
             return
         if op == OP_SETTLED:

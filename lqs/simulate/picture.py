@@ -13,7 +13,9 @@ from lqs.simulate.summary import Group, percentile
 
 _BAR_WIDTH = 48
 _NUM_BINS = 60
-_PANEL_W, _PANEL_H, _GAP, _MARGIN = 320, 170, 26, 56
+_PANEL_W, _PANEL_H, _GAP = 320, 170, 26
+# Left of a panel stand its times.
+_MARGIN = 56
 _COLORS = ("#c0392b", "#e67e22", "#2471a3", "#7d8a2e", "#7d3c98", "#148f77", "#616a6b", "#1b2631")
 _FLOOR_S = 1e-3
 
@@ -58,7 +60,7 @@ def svg(rows_of_panels: Sequence[Sequence[Panel]], levels: Sequence[str]) -> str
     values = [y for found in lines.values() for points in found.values() for _, y in points]
     low, high = max(min(values, default=0.1), _FLOOR_S), max(max(values, default=1.0), _FLOOR_S * 10)
     shown = sorted({level for found in lines.values() for level in found})
-    width = _MARGIN + max(len(row) for row in rows_of_panels) * (_PANEL_W + _GAP)
+    width = max(len(row) for row in rows_of_panels) * (_PANEL_W + _MARGIN) + _GAP
     height = len(rows_of_panels) * (_PANEL_H + 2 * _GAP) + 2 * _GAP
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
@@ -67,7 +69,7 @@ def svg(rows_of_panels: Sequence[Sequence[Panel]], levels: Sequence[str]) -> str
     ]
     for row, panels_of_row in enumerate(rows_of_panels):
         for column, panel in enumerate(panels_of_row):
-            left, top = _MARGIN + column * (_PANEL_W + _GAP), _GAP + row * (_PANEL_H + 2 * _GAP)
+            left, top = _MARGIN + column * (_PANEL_W + _MARGIN), _GAP + row * (_PANEL_H + 2 * _GAP)
             parts += _panel(panel, lines[id(panel)], left, top, (low, high))
     parts += _legend([(levels[level], _COLORS[level % len(_COLORS)]) for level in shown], height - _GAP / 2)
     return "\n".join([*parts, "</svg>"]) + "\n"

@@ -40,7 +40,8 @@ class Devices:
 class Played:
     """What became of each request of `trace`: the clock's times, 0 for what did not come, and its `Ending`.
 
-    `busy` is the share of the time that the device slots computed, `snapshot` the scheduler's counters.
+    `start_no` is the order of the starts, from 1 on, 0 for who did not start. `busy` is the share of the time that
+    the device slots computed, `snapshot` the scheduler's counters.
     """
 
     policy: str
@@ -48,6 +49,7 @@ class Played:
     started_ns: array[int]
     first_token_ns: array[int]
     ended_ns: array[int]
+    start_no: array[int]
     ending: array[int]
     busy: float
     snapshot: dict[str, object]
@@ -72,7 +74,8 @@ def play(trace: Trace, policy: Policy, devices: Devices, *, look: Callable[[int,
             num_sequences=shape.num_sequences,
             num_extra=shape.num_extra if policy.has_extra else 0,
         )
-    started_ns, first_token_ns, ended_ns, ending = zeros("q", n), zeros("q", n), zeros("q", n), zeros("B", n)
+    started_ns, first_token_ns, ended_ns = zeros("q", n), zeros("q", n), zeros("q", n)
+    start_no, ending = zeros("I", n), zeros("B", n)
     simulation = Simulation(
         scheduler,
         policy.make_door(),
@@ -86,6 +89,7 @@ def play(trace: Trace, policy: Policy, devices: Devices, *, look: Callable[[int,
         started_ns=started_ns,
         first_token_ns=first_token_ns,
         ended_ns=ended_ns,
+        start_no=start_no,
         ending=ending,
         has_lanes=policy.has_lanes,
         context_tokens=min(shape.context_tokens, shape.kv_tokens),
@@ -106,6 +110,7 @@ def play(trace: Trace, policy: Policy, devices: Devices, *, look: Callable[[int,
         started_ns=started_ns,
         first_token_ns=first_token_ns,
         ended_ns=ended_ns,
+        start_no=start_no,
         ending=ending,
         busy=busy_ns / span_ns if span_ns else 0.0,
         snapshot=scheduler.snapshot(),

@@ -23,6 +23,7 @@ class Ask:
     key: int = 0
     lane: int = 0
     started_ns: int = 0
+    start_no: int = 0
     first_token_ns: int = 0
     ended_ns: int = 0
     ending: str = ""
@@ -206,6 +207,7 @@ def hear(scheduler, asks, waiters, workers, now_ns):
         ask = asks[index]
         if what == "started":
             ask.started_ns = now_ns
+            ask.start_no = 1 + max(other.start_no for other in asks)
             workers[waiters[index].slot].sent.append((ask, waiters[index]))
         elif what in ("expired", "no_device"):
             ask.ended_ns, ask.ending = now_ns, what

@@ -85,6 +85,7 @@ class Run:
             self.scheduler.add_device_slot(kv_tokens=kv_tokens, num_sequences=num_sequences, num_extra=num_extra)
         self.asks = asks
         self.columns = [array(kind, bytes(8 * len(asks)))[: len(asks)] for kind in "qqqB"]
+        self.start_no = array("I", bytes(4 * len(asks)))
         started_ns, first_token_ns, ended_ns, ending = self.columns
         self.simulation = Simulation(
             self.scheduler,
@@ -99,6 +100,7 @@ class Run:
             started_ns=started_ns,
             first_token_ns=first_token_ns,
             ended_ns=ended_ns,
+            start_no=self.start_no,
             ending=ending,
             **limits,
         )
@@ -142,7 +144,7 @@ class Run:
 def test_skipping_over_equal_steps_changes_nothing(
     asks, slots, data, num_extra, budget, fine_budget, target_ns, aged_every, aging_step_ns, queue_limit_ns
 ):
-    """Starts, first tokens and ends are those of the plain twin, to the nanosecond."""
+    """Starts, their order, first tokens and ends are those of the plain twin, to the nanosecond."""
     asks.sort(key=lambda ask: ask.arrival_ns)
     shape = {
         "slots": slots,
@@ -165,6 +167,7 @@ def test_skipping_over_equal_steps_changes_nothing(
     run = Run(asks, **shape).to_the_end()
     simulate(asks, **shape)
     assert run.outcomes == [(ask.started_ns, ask.first_token_ns, ask.ended_ns, ask.ending) for ask in asks]
+    assert list(run.start_no) == [ask.start_no for ask in asks]
     run.check_given_back()
 
 
