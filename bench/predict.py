@@ -90,7 +90,7 @@ async def _round(
     """Times to the first token in seconds, predicted and measured, and who else was busy meanwhile."""
     calibration = _calibrate(options.model, options.threads)
     config = _config()
-    devices = Devices(calibration.devices, calibration.cost, calibration.shape)
+    devices = Devices.of(calibration, config)
     trace = generate(f"{RECIPE} requests={num_requests}", seed=seed)
     spread(trace, SHARES, 0, seed=seed)
     trace = trace.at_rate(options.load * capacity_of(trace, devices))

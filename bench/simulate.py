@@ -24,7 +24,7 @@ def measure(*, is_quick: bool) -> list[Row]:
     """Play them under lqs's own policy, and sum them up; each part with its time."""
     num = 50_000 if is_quick else 1_000_000
     config = Config()
-    devices = Devices(8, EXAMPLE.cost, EXAMPLE.shape)
+    devices = Devices.of(EXAMPLE, config, 8)
     began_s = time.perf_counter()
     trace = generate(f"{RECIPE} requests={num}", seed=1)
     spread(trace, {0: 0.1, 2: 0.6, 4: 0.3}, 16, seed=1)

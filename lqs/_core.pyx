@@ -9,6 +9,8 @@ between threads and who owns it; each part says what it decides:
     backfill   who may pass one that does not fit, and what is held for it
     lanes      how shares and the border follow the backlogs
     limits     who may pass now, and how long the others wait
+    lengths    how long answers come out
+    growth     promises that grow, and who gives way when they do not fit
     round      one pass of the scheduler over all three
     door       who comes in, who waits for a place and who is sent away
     faces      each of them alone, for Python
@@ -35,6 +37,8 @@ include "core/ledger.pxi"
 include "core/backfill.pxi"
 include "core/lanes.pxi"
 include "core/limits.pxi"
+include "core/lengths.pxi"
+include "core/growth.pxi"
 include "core/round.pxi"
 include "core/door.pxi"
 include "core/door_face.pxi"

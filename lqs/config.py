@@ -109,6 +109,23 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 48
     kv_unified: Annotated[bool, _key("One KV budget for all sequences; false: an equal part each.")] = True
+    kv_mode: Annotated[
+        str,
+        _key(
+            "expected: KV is promised by how long answers come out, and grows; guaranteed: for the longest answer.",
+            pattern="^(expected|guaranteed)$",
+        ),
+    ] = "expected"
+    kv_block_tokens: Annotated[int, _key("A promise grows by so much at once.", "tokens", ge=8, le=65_536)] = 32
+    swap_mb: Annotated[
+        int,
+        _key(
+            "Host memory per device slot for requests that gave up their KV for better ones; 0: computed again.",
+            "MB",
+            ge=0,
+            le=1_048_576,
+        ),
+    ] = 256
     prefix_cache: Annotated[bool, _key("Keep finished sequences to answer the same beginning sooner.")] = True
     prefix_sequences: Annotated[
         int, _key("Finished sequences kept beside the running ones.", "sequences", ge=0, le=255)

@@ -68,11 +68,7 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(args)
     _check(args)
     calibration = load_calibration(args.cost) if args.cost else EXAMPLE
-    devices = Devices(
-        num=args.devices or calibration.devices,
-        cost=calibration.cost,
-        shape=calibration.shape,
-    )
+    devices = Devices.of(calibration, config, args.devices)
     trace = _trace(args, config)
     for line in _opening(args, calibration, devices, trace):
         print(line)

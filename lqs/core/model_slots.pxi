@@ -12,7 +12,10 @@
 # grows evenly. So a slot plans a *run* of equal steps whose times are an arithmetic series:
 # its end, or the step under way at any moment, is found without playing the steps one by one.
 # A run ends where the batch would change, and is cut at the next step's end when the
-# scheduler sends something.
+# scheduler sends something or calls.
+#
+# Promises of KV grow as the worker's do (engine/swap.pxi); copying cells out and back is taken
+# to cost nothing.
 #
 # Owner: whoever plays the virtual clock. Times are that clock's.
 
@@ -41,6 +44,9 @@ cdef struct ModelSequence:
     uint32_t num_kv         # cells filled
     uint32_t num_left       # tokens still to draw
     uint32_t num_in_batch   # its tokens in each step of the run
+    uint32_t num_fill       # it was or will be filled up to here before it goes on
+    uint32_t granted        # KV tokens that it may hold
+    bint is_out             # it has given up its cells
     bint steps_back         # others are more urgent than it
 
 cdef struct ModelSlot:
@@ -55,6 +61,8 @@ cdef struct ModelSlot:
     int32_t budget              # as it has been steered
     int32_t num_fine            # what is left for long prompts in the step that is filled
     double short_share          # of the prefill, where both lanes have prompts open
+    uint32_t kv_block           # promises grow by so many tokens; 0: they do not
+    bint has_asked              # for one to grow; the scheduler hears of it after the step
     uint64_t num_started
     uint64_t step_no            # steps done
     uint64_t num_cells          # filled, all sequences together
@@ -82,6 +90,7 @@ cdef int model_slot_init(ModelSlot* m, SchedulerState* s, uint32_t index) noexce
     m.index = index
     m.num_in_turn = <uint32_t> account.num_sequences
     m.short_share = s.short_share
+    m.kv_block = s.slots[index].kv_block
     m.sequences = <ModelSequence*> calloc(account.num_sequences + account.num_extra,
                                           sizeof(ModelSequence))
     m.opened = <ModelSequence**> calloc(account.num_sequences + account.num_extra,
@@ -112,6 +121,9 @@ cdef void open_model_sequence(ModelSlot* m, SchedulerState* s, Attempt* attempt,
     seq.lane = entry_of(s, attempt.handle).lane
     seq.num_prompt = max(attempt.num_prompt_tokens, <uint32_t> 1)
     seq.num_kv = 0
+    seq.num_fill = seq.num_prompt
+    seq.granted = granted_tokens(attempt)
+    seq.is_out = False
     seq.num_left = max(min(<uint32_t> <size_t> attempt.work, attempt.max_tokens), <uint32_t> 1)
     m.num_started += 1
     m.num_active += 1
@@ -121,7 +133,7 @@ cdef void open_model_sequence(ModelSlot* m, SchedulerState* s, Attempt* attempt,
 cdef void close_model_sequence(ModelSlot* m, SchedulerState* s, uint32_t place, uint32_t finish,
                                int64_t now_ns) noexcept nogil:
     cdef ModelSequence* seq = &m.sequences[place]
-    m.num_cells -= seq.num_kv
+    m.num_cells -= 0 if seq.is_out else seq.num_kv
     if is_prefilling(seq):
         m.num_prefills -= 1
     seq.attempt.finished_ns = now_ns
@@ -145,6 +157,62 @@ cdef bint end_overdue(ModelSlot* m, SchedulerState* s, int64_t now_ns) noexcept 
     return has_ended
 
 
+# --- promises that grow -----------------------------------------------------------------
+
+cdef inline uint32_t footprint_of(const ModelSequence* seq) noexcept nogil:
+    return seq.num_prompt + seq.attempt.max_tokens
+
+
+# Whether it has to ask for a block in a step that it begins with so many cells.
+cdef inline bint is_near_end(const ModelSlot* m, const ModelSequence* seq,
+                             uint32_t num_kv) noexcept nogil:
+    return max(num_kv, seq.num_fill) + m.kv_block // 2 >= seq.granted
+
+
+cdef inline bint may_grow(const ModelSequence* seq) noexcept nogil:
+    return seq.granted < footprint_of(seq) and seq.attempt.wanted <= seq.granted
+
+
+cdef void ask_ahead(ModelSlot* m, SchedulerState* s, ModelSequence* seq) noexcept nogil:
+    if may_grow(seq) and is_near_end(m, seq, seq.num_kv):
+        ask_growth(s, seq.attempt, min(seq.granted + m.kv_block, footprint_of(seq)))
+        m.has_asked = True
+
+
+# Ask for what will be needed, give up what was taken away, take back what was given back.
+cdef void obey_promises(ModelSlot* m, SchedulerState* s) noexcept nogil:
+    cdef ModelSequence* seq
+    cdef uint32_t i
+    if m.kv_block == 0:
+        return
+    for i in range(m.num_active):
+        seq = &m.sequences[i]
+        seq.granted = granted_tokens(seq.attempt)
+        if not seq.is_out and seq.granted == 0:
+            seq.is_out = True
+            m.num_cells -= seq.num_kv
+            if not is_prefilling(seq):
+                # Its last token was drawn and not computed yet.
+                seq.num_fill = seq.num_kv + 1
+        elif not seq.is_out:
+            ask_ahead(m, s, seq)
+        elif seq.granted:
+            seq.is_out = False
+            m.num_cells += seq.num_kv
+
+
+cdef inline bint may_compute(const ModelSequence* seq) noexcept nogil:
+    return not seq.is_out and seq.num_kv < seq.granted
+
+
+# Steps until what it is promised is full, or until it has to ask for more.
+cdef inline uint64_t steps_to_promise(const ModelSlot* m, const ModelSequence* seq) noexcept nogil:
+    cdef uint32_t num_steps = seq.granted - seq.num_kv
+    if m.kv_block and may_grow(seq) and num_steps > m.kv_block // 2:
+        num_steps -= m.kv_block // 2
+    return num_steps
+
+
 # --- what a step holds ------------------------------------------------------------------
 
 cdef inline bint is_ahead(const ModelSequence* a, const ModelSequence* b) noexcept nogil:
@@ -160,7 +228,7 @@ cdef void list_opened(ModelSlot* m) noexcept nogil:
         return
     for i in range(m.num_active):
         seq = &m.sequences[i]
-        if not is_prefilling(seq):
+        if not is_prefilling(seq) or not may_compute(seq):
             continue
         place = m.num_opened
         while place and is_ahead(seq, m.opened[place - 1]):
@@ -196,7 +264,7 @@ cdef void load_decodes(ModelSlot* m, StepLoad* load) noexcept nogil:
     for i in range(m.num_active):
         seq = &m.sequences[i]
         seq.num_in_batch = 0
-        if is_prefilling(seq):
+        if is_prefilling(seq) or not may_compute(seq):
             continue
         if seq.steps_back or seq.level > urgent:
             num_missed = m.step_no - seq.last_step
@@ -210,6 +278,7 @@ cdef void load_decodes(ModelSlot* m, StepLoad* load) noexcept nogil:
         load.context += seq.num_kv + 1
         load.context_growth += 1
         load.num_steps = min(load.num_steps, <uint64_t> seq.num_left)
+        load.num_steps = min(load.num_steps, steps_to_promise(m, seq))
 
 
 # Whether a prompt of the best class is open in this lane.
@@ -235,7 +304,8 @@ cdef int64_t put_prefills(ModelSlot* m, uint32_t lane, uint32_t level,
             break
         if lane != ANY_LANE and seq.lane != lane:
             continue
-        n = min(budget, <int64_t> (seq.num_prompt - seq.num_kv - seq.num_in_batch))
+        n = min(budget, <int64_t> (min(seq.num_prompt, seq.granted) - seq.num_kv
+                                   - seq.num_in_batch))
         if seq.lane == LANE_LONG:
             n = min(n, <int64_t> m.num_fine)
             m.num_fine -= <int32_t> n
@@ -279,6 +349,7 @@ cdef void load_prefills(ModelSlot* m, StepLoad* load) noexcept nogil:
         else:
             # Its last piece is another step: it is shorter, or draws a token.
             load.num_steps = min(load.num_steps, <uint64_t> (rest - 1) // n)
+            load.num_steps = min(load.num_steps, <uint64_t> (seq.granted - seq.num_kv) // n)
 
 
 # --- runs -------------------------------------------------------------------------------
@@ -330,7 +401,8 @@ cdef void cut_run(ModelSlot* m, int64_t at_ns) noexcept nogil:
     m.ends_ns = m.began_ns + duration_of(m, m.num_steps)
 
 
-# Take what was sent, and go on; idle where there is nothing. True: something ended.
+# Take what was sent, and go on; idle where there is nothing. True: something ended, or was
+# asked for with nothing else to do.
 cdef bint begin_run(ModelSlot* m, SchedulerState* s, int64_t now_ns) noexcept nogil:
     cdef Attempt* attempt = next_attempt(s, m.index)
     cdef StepLoad load
@@ -339,16 +411,17 @@ cdef bint begin_run(ModelSlot* m, SchedulerState* s, int64_t now_ns) noexcept no
     while attempt != NULL:
         open_model_sequence(m, s, attempt, now_ns)
         attempt = next_attempt(s, m.index)
+    obey_promises(m, s)
     has_ended = end_overdue(m, s, now_ns)
     m.num_steps = 0
-    if m.num_active == 0:
-        return has_ended
     memset(&load, 0, sizeof(StepLoad))
     load.num_steps = <uint64_t> 1 << 32
     list_opened(m)
     let_step_back(m)
     load_decodes(m, &load)
     load_prefills(m, &load)
+    if load.num_tokens == 0:
+        return has_ended or took_word(m)
     m.began_ns = now_ns
     m.first_ns = max(1.0, m.cost.fixed_ns + m.cost.decode_ns * load.num_drawn
                      + m.cost.prefill_ns * (load.num_tokens - load.num_drawn)
@@ -357,7 +430,7 @@ cdef bint begin_run(ModelSlot* m, SchedulerState* s, int64_t now_ns) noexcept no
     m.growth_ns = (m.cost.context_ns * load.context_growth
                    + m.cost.cells_ns * <double> load.num_tokens * load.num_tokens)
     m.num_tokens = load.num_tokens
-    m.num_steps = load.num_steps
+    m.num_steps = 1 if m.has_asked else load.num_steps
     end_at_target(m)
     m.ends_ns = now_ns + duration_of(m, m.num_steps)
     for i in range(m.num_active):
@@ -383,9 +456,16 @@ cdef bint advance_model_sequence(ModelSlot* m, ModelSequence* seq, int64_t now_n
     return seq.num_left == 0
 
 
-# The run's steps are done. True: something ended.
+# Whether it has asked for something since this was last looked at.
+cdef inline bint took_word(ModelSlot* m) noexcept nogil:
+    cdef bint has_asked = m.has_asked
+    m.has_asked = False
+    return has_asked
+
+
+# The run's steps are done. True: something ended or was asked for.
 cdef bint end_run(ModelSlot* m, SchedulerState* s, int64_t now_ns) noexcept nogil:
-    cdef bint has_ended = False
+    cdef bint has_ended = took_word(m)
     cdef uint32_t place = 0
     m.step_no += m.num_steps
     m.busy_ns += now_ns - m.began_ns

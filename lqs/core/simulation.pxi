@@ -247,7 +247,7 @@ cdef class Simulation:
             return False
         self.request_of[index] = <uint32_t> request
         self.fill(&s.table[index], request, level)
-        door_submit(&self.door.door, s.table[index].footprint_tokens)
+        door_submit(&self.door.door, level, s.table[index].footprint_tokens)
         add_relaxed(&books_of(s).permits[level].taken, 1)
         add_relaxed(&books_of(s).total.taken, 1)
         # Cannot be full: see state_init.
@@ -294,15 +294,17 @@ cdef class Simulation:
         if self.due_ns < 0:
             self.due_ns = NEVER_NS
 
-    # Slots that sleep begin with what was sent, the others take it after the step under way.
-    # True: something ended meanwhile.
+    # Slots that sleep begin with what was sent or promised, the others look after the step
+    # under way. True: the scheduler has to hear of something.
     cdef bint hand_over(self, int64_t now_ns) noexcept nogil:
         cdef SchedulerState* s = self.scheduler.state
         cdef bint has_ended = False
         cdef uint32_t i
         for i in range(s.num_slots):
-            if not ring_size(&s.slots[i].dispatch):
+            if s.slots[i].waker.signalled != CALLED:
                 continue
+            # As one that is awake: nobody sleeps here, so nothing is ever written.
+            s.slots[i].waker.signalled = AWAKE
             if self.slots[i].num_steps:
                 cut_run(&self.slots[i], now_ns + 1)
             else:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from lqs._core import Scheduler
     from lqs.engine.library import Model
 
+# How far the KV of a token may be from what was planned, as a share of it.
+_KV_TOLERANCE = 0.05
+_MB = 1_000_000
+
 # Until something is loaded nothing is known about how long it will take.
 _UNKNOWN_LOAD_S = 5.0
 
@@ -40,6 +44,7 @@ class Served:
         self.template: ChatTemplate | None = None
         self.template_error: str | None = None
         self.slots: list[Slot] = []
+        self.kv_problem: str | None = None
         self.is_loading = True
         self._stall_s = config.engine.stall_s
         self._model = model
@@ -205,6 +210,12 @@ class Models:
                 problem = served.template_error
                 yield served.name, "is missing" if problem is None else f"cannot be used: {problem}"
 
+    def kv_problems(self) -> Iterator[tuple[str, str]]:
+        """The models whose KV is not promised as the config says, or not as large as planned."""
+        for served in self._served.values():
+            if served.kv_problem is not None:
+                yield served.name, served.kv_problem
+
     def snapshots(self) -> Mapping[str, Mapping[str, Any]]:
         """The published counters of every device slot, by device."""
         now_ns, stall_s = time.monotonic_ns(), self._config.engine.stall_s
@@ -233,6 +244,7 @@ class Models:
             kv_tokens=plan.kv_tokens,
             num_sequences=engine.parallel,
             num_extra=plan.num_extra,
+            kv_block=self._kv_block(served),
         )
         worker = self._make_worker(
             self._scheduler,
@@ -250,11 +262,31 @@ class Models:
             flash_attention=engine.flash_attention,
             inter_token_target_ms=engine.inter_token_target_ms,
             n_extra=plan.num_extra,
+            swap_bytes=engine.swap_mb * _MB,
         )
+        _check_kv(served, plan, worker)
         for each in self._drill:
             if each.slot == number:
                 worker.break_at(each.kind, step=each.step)
         return Slot(device, worker, plan.kv_tokens, number)
+
+    def _kv_block(self, served: Served) -> int:
+        """Tokens by which promises of KV grow, 0 where they cannot."""
+        engine = self._config.engine
+        if engine.kv_mode == "guaranteed":
+            return 0
+        if engine.kv_unified and served._model.native.can_reuse_prefix:
+            return engine.kv_block_tokens
+        why = "the model's memory cannot be cut" if engine.kv_unified else "engine.kv_unified is false"
+        served.kv_problem = f"it is promised for the longest answer, because {why}"
+        return 0
+
+
+def _check_kv(served: Served, plan: Plan, worker: Worker) -> None:
+    """Note where llama.cpp keeps more or less for a token than was planned."""
+    kept, planned = worker.swapping.get("bytes_per_token", 0), plan.kv_bytes_per_token
+    if kept and abs(kept - planned) > _KV_TOLERANCE * planned:
+        served.kv_problem = f"it takes {kept:g} bytes a token, and {planned} were planned; set engine.ctx by hand"
 
 
 def _read_template(path: str) -> str:

@@ -34,7 +34,7 @@ from lqs._core import (
 from lqs.config import Config
 from lqs.errors import RETRY_AFTER_S_MAX, RequestRefused
 from lqs.request import NS_PER_S, Outcome, Request, RequestState, Sink
-from lqs.scheduling.entrance import Entrance, NoPlace
+from lqs.scheduling.entrance import Entrance, NoPlace, OnChange
 from lqs.scheduling.pace import Pace
 
 # Nothing has started yet, so nothing is known about how fast places come free.
@@ -87,7 +87,7 @@ class Desk:
         *,
         door: Door,
         body: Body | None = None,
-        on_door: Callable[[int | None, int], None] = lambda level, state: None,
+        on_door: OnChange = lambda what, level, state: None,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.scheduler = scheduler

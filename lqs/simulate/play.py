@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lqs._core import Ending, Simulation
+from lqs.config import Config
 from lqs.request import NS_PER_S
-from lqs.simulate.cost import SlotShape, StepCost
+from lqs.simulate.cost import Calibration, SlotShape, StepCost
 from lqs.simulate.policy import Policy, zeros
 from lqs.simulate.trace import Trace
 
@@ -20,11 +21,22 @@ _CAPACITY_SAMPLE = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The device slots: so many of one kind."""
+    """The device slots: so many of one kind.
+
+    With a `kv_block` a request is promised its prompt and grows by so many KV tokens; 0: it is promised all.
+    """
 
     num: int
     cost: StepCost
     shape: SlotShape
+    kv_block: int = 0
+
+    @classmethod
+    def of(cls, calibration: Calibration, config: Config, num: int | None = None) -> Devices:
+        """What was calibrated, with KV promised as the config says; `num` of them, or as many as there were."""
+        engine = config.engine
+        kv_block = engine.kv_block_tokens if engine.kv_mode == "expected" and engine.kv_unified else 0
+        return cls(num or calibration.devices, calibration.cost, calibration.shape, kv_block)
 
     def native_cost(self) -> tuple[float, float, float, float, float, int, int, int, int]:
         """As the core takes it."""
@@ -73,6 +85,7 @@ def play(trace: Trace, policy: Policy, devices: Devices, *, look: Callable[[int,
             kv_tokens=shape.kv_tokens,
             num_sequences=shape.num_sequences,
             num_extra=shape.num_extra if policy.has_extra else 0,
+            kv_block=devices.kv_block,
         )
     started_ns, first_token_ns, ended_ns = zeros("q", n), zeros("q", n), zeros("q", n)
     start_no, ending = zeros("I", n), zeros("B", n)

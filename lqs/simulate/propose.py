@@ -39,7 +39,7 @@ class Proposal:
 
 def propose(calibration: Calibration, config: Config, lengths: Lengths) -> Proposal:
     """What fits requests of these lengths and the config's `queue.timeout_s`."""
-    devices = Devices(calibration.devices, calibration.cost, calibration.shape)
+    devices = Devices.of(calibration, config)
     shape = calibration.shape
     num_tokens = lengths.prompt + lengths.answer
     num_parallel = min(shape.num_sequences, shape.kv_tokens // num_tokens) * devices.num

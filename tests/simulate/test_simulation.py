@@ -51,8 +51,8 @@ def plain_rules(num_levels):
         "evicts": none,
         "place_waits_ns": none,
         "num_guests_max": 8,
-        "warn": 0,
-        "clear": 0,
+        "warns": [*none, 0],
+        "clears": [*none, 0],
         "full": 0,
         "open_ns": 1,
         "num_probes": 1,
@@ -69,6 +69,7 @@ class Run:
         bounds = [shape.pop(name, STEP[name]) for name in STEP]
         num_lanes, num_levels = shape.pop("num_lanes", 1), shape.pop("num_levels", 3)
         border, num_extra = shape.pop("border", 0), shape.pop("num_extra", 0)
+        kv_block, times = shape.pop("kv_block", 0), shape.pop("max_tokens_times", 1)
         self.door = Door(num_levels)
         self.door.set_rules(**(plain_rules(num_levels) | {"caps": [cap] * num_levels, "total": total} | (rules or {})))
         self.scheduler = Scheduler(
@@ -82,7 +83,9 @@ class Run:
             **shape,
         )
         for kv_tokens, num_sequences in slots:
-            self.scheduler.add_device_slot(kv_tokens=kv_tokens, num_sequences=num_sequences, num_extra=num_extra)
+            self.scheduler.add_device_slot(
+                kv_tokens=kv_tokens, num_sequences=num_sequences, num_extra=num_extra, kv_block=kv_block
+            )
         self.asks = asks
         self.columns = [array(kind, bytes(8 * len(asks)))[: len(asks)] for kind in "qqqB"]
         self.start_no = array("I", bytes(4 * len(asks)))
@@ -94,7 +97,7 @@ class Run:
             arrival_ns=array("q", (ask.arrival_ns for ask in asks)),
             prompt_tokens=array("I", (ask.prompt for ask in asks)),
             completion_tokens=array("I", (ask.answer for ask in asks)),
-            max_tokens=array("I", (ask.answer for ask in asks)),
+            max_tokens=array("I", (times * ask.answer for ask in asks)),
             level=array("B", (ask.level for ask in asks)),
             key=array("I", (ask.key for ask in asks)),
             started_ns=started_ns,
@@ -243,7 +246,7 @@ def test_a_class_that_may_wait_gets_the_next_place_or_is_refused_when_its_time_i
 
 def test_a_full_queue_opens_the_breaker_of_the_lowest_class():
     asks = [Ask(0, 1, 9, level=0), *(Ask(at, 1, 1, level=2) for at in (1, 2, 3, 4))]
-    full = {"full": 2, "warn": 2, "clear": 1, "open_ns": 1000 * MS}
+    full = {"full": 2, "warns": [0, 0, 0, 2], "clears": [1, 1, 1, 1], "open_ns": 1000 * MS}
     run = Run(asks, slots=[(64, 1)], costs=[COST], total=2, rules=full).to_the_end()
     assert [ending for *_, ending in run.outcomes] == ["served", "served", "served", "breaker", "breaker"]
 
@@ -258,6 +261,38 @@ def test_under_a_high_load_all_but_the_best_class_come_in_one_lower():
     # While one runs and one waits the load is 0.25: the last one, of class 1, then comes behind the one of class 2.
     assert starts[1.0][3] < starts[1.0][2]
     assert starts[0.2][3] > starts[0.2][2]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    asks=asks,
+    slots=st.lists(st.tuples(st.integers(140, 300), st.integers(2, 6)), min_size=1, max_size=2),
+    kv_block=st.sampled_from([8, 16]),
+    times=st.sampled_from([1, 3]),
+)
+def test_with_promises_that_grow_all_are_served_and_everything_comes_back(asks, slots, kv_block, times):
+    """Whoever finds no room to grow waits or gives up its cells, and comes back."""
+    asks.sort(key=lambda ask: ask.arrival_ns)
+    shape = {"slots": slots, "costs": [COST] * len(slots), "num_keys": 3, "max_tokens_times": times}
+    run = Run(asks, kv_block=kv_block, **shape).to_the_end()
+    assert [ending for *_, ending in run.outcomes] == ["served"] * len(asks)
+    run.check_given_back()
+    # With memory enough for all, nothing waits for a promise, and nothing is as if it were made at the start.
+    roomy = shape | {"slots": [(10_000, num) for _, num in slots]}
+    grown, whole = (Run(asks, kv_block=block, **roomy).to_the_end() for block in (kv_block, 0))
+    assert grown.outcomes == whole.outcomes
+
+
+def test_answers_that_come_out_longer_than_there_is_memory_give_up_their_cells():
+    asks = [Ask(at, 10, 60, level=at % 2) for at in range(8)]
+    run = Run(asks, slots=[(200, 8)], costs=[COST], kv_block=16).to_the_end()
+    growth = run.scheduler.snapshot()["slots"][0]
+    assert growth["num_put_out"] > 0
+    assert growth["num_put_out"] == growth["num_resumed"]
+    assert {ending for *_, ending in run.outcomes} == {"served"}
+    # The low classes pay.
+    assert max(end for _, _, end, _ in run.outcomes[0::2]) < max(end for _, _, end, _ in run.outcomes[1::2])
+    run.check_given_back()
 
 
 def test_a_prompt_that_fills_the_context_never_fits_and_a_long_answer_is_cut():
