@@ -45,7 +45,10 @@ cdef struct ModelSequence:
     uint32_t num_left       # tokens still to draw
     uint32_t num_in_batch   # its tokens in each step of the run
     uint32_t num_fill       # it was or will be filled up to here before it goes on
-    uint32_t granted        # KV tokens that it may hold
+    uint32_t footprint      # KV tokens that it can come to hold
+    uint32_t granted        # that it may hold
+    uint32_t wanted         # that it has asked for
+    int64_t stop_ns
     bint is_out             # it has given up its cells
     bint steps_back         # others are more urgent than it
 
@@ -63,6 +66,7 @@ cdef struct ModelSlot:
     double short_share          # of the prefill, where both lanes have prompts open
     uint32_t kv_block           # promises grow by so many tokens; 0: they do not
     bint has_asked              # for one to grow; the scheduler hears of it after the step
+    bint is_called              # a promise may have changed
     uint64_t num_started
     uint64_t step_no            # steps done
     uint64_t num_cells          # filled, all sequences together
@@ -122,7 +126,10 @@ cdef void open_model_sequence(ModelSlot* m, SchedulerState* s, Attempt* attempt,
     seq.num_prompt = max(attempt.num_prompt_tokens, <uint32_t> 1)
     seq.num_kv = 0
     seq.num_fill = seq.num_prompt
+    seq.footprint = seq.num_prompt + attempt.max_tokens
     seq.granted = granted_tokens(attempt)
+    seq.wanted = 0
+    seq.stop_ns = attempt.stop_ns
     seq.is_out = False
     seq.num_left = max(min(<uint32_t> <size_t> attempt.work, attempt.max_tokens), <uint32_t> 1)
     m.num_started += 1
@@ -148,7 +155,7 @@ cdef bint end_overdue(ModelSlot* m, SchedulerState* s, int64_t now_ns) noexcept 
     cdef uint32_t place = 0
     cdef int64_t stop_ns
     while place < m.num_active:
-        stop_ns = m.sequences[place].attempt.stop_ns
+        stop_ns = m.sequences[place].stop_ns
         if stop_ns and now_ns >= stop_ns:
             close_model_sequence(m, s, place, FINISH_TIMEOUT, now_ns)
             has_ended = True
@@ -159,10 +166,6 @@ cdef bint end_overdue(ModelSlot* m, SchedulerState* s, int64_t now_ns) noexcept 
 
 # --- promises that grow -----------------------------------------------------------------
 
-cdef inline uint32_t footprint_of(const ModelSequence* seq) noexcept nogil:
-    return seq.num_prompt + seq.attempt.max_tokens
-
-
 # Whether it has to ask for a block in a step that it begins with so many cells.
 cdef inline bint is_near_end(const ModelSlot* m, const ModelSequence* seq,
                              uint32_t num_kv) noexcept nogil:
@@ -170,12 +173,13 @@ cdef inline bint is_near_end(const ModelSlot* m, const ModelSequence* seq,
 
 
 cdef inline bint may_grow(const ModelSequence* seq) noexcept nogil:
-    return seq.granted < footprint_of(seq) and seq.attempt.wanted <= seq.granted
+    return seq.granted < seq.footprint and seq.wanted <= seq.granted
 
 
 cdef void ask_ahead(ModelSlot* m, SchedulerState* s, ModelSequence* seq) noexcept nogil:
     if may_grow(seq) and is_near_end(m, seq, seq.num_kv):
-        ask_growth(s, seq.attempt, min(seq.granted + m.kv_block, footprint_of(seq)))
+        seq.wanted = min(seq.granted + m.kv_block, seq.footprint)
+        ask_growth(s, seq.attempt, seq.wanted)
         m.has_asked = True
 
 
@@ -187,7 +191,8 @@ cdef void obey_promises(ModelSlot* m, SchedulerState* s) noexcept nogil:
         return
     for i in range(m.num_active):
         seq = &m.sequences[i]
-        seq.granted = granted_tokens(seq.attempt)
+        if m.is_called:
+            seq.granted = granted_tokens(seq.attempt)
         if not seq.is_out and seq.granted == 0:
             seq.is_out = True
             m.num_cells -= seq.num_kv
@@ -199,6 +204,7 @@ cdef void obey_promises(ModelSlot* m, SchedulerState* s) noexcept nogil:
         elif seq.granted:
             seq.is_out = False
             m.num_cells += seq.num_kv
+    m.is_called = False
 
 
 cdef inline bint may_compute(const ModelSequence* seq) noexcept nogil:
@@ -434,8 +440,8 @@ cdef bint begin_run(ModelSlot* m, SchedulerState* s, int64_t now_ns) noexcept no
     end_at_target(m)
     m.ends_ns = now_ns + duration_of(m, m.num_steps)
     for i in range(m.num_active):
-        if m.sequences[i].attempt.stop_ns and m.sequences[i].attempt.stop_ns < m.ends_ns:
-            cut_run(m, m.sequences[i].attempt.stop_ns)
+        if m.sequences[i].stop_ns and m.sequences[i].stop_ns < m.ends_ns:
+            cut_run(m, m.sequences[i].stop_ns)
     return has_ended
 
 

@@ -36,9 +36,10 @@ cdef class Simulation:
     batch_max, target_ns) for each device slot of `scheduler`; see core/model_slots.pxi. The
     columns describe the requests in the order of `arrival_ns`; the last five are written as they
     start and end: the clock's times, 0 for what did not come, and in `start_no` the order of the
-    starts, from 1 on. With `has_lanes` those above the scheduler's border stand in the long lane. `context_tokens` bounds prompt and answer
-    together. Above a load of `high_load_at` all but the best class come in one class lower.
-    Times are the virtual clock's nanoseconds, limits 0 for none.
+    starts, from 1 on. With `has_lanes` those above the scheduler's border stand in the long lane.
+    `context_tokens` bounds prompt and answer together. Above a load of `high_load_at` all but the
+    best class come in one class lower. Times are the virtual clock's nanoseconds, limits 0 for
+    none.
 
     Scheduler and door are the simulation's own from then on; the scheduler's permits must bind
     nobody. Owner: one thread.
@@ -305,6 +306,7 @@ cdef class Simulation:
                 continue
             # As one that is awake: nobody sleeps here, so nothing is ever written.
             s.slots[i].waker.signalled = AWAKE
+            self.slots[i].is_called = True
             if self.slots[i].num_steps:
                 cut_run(&self.slots[i], now_ns + 1)
             else:
