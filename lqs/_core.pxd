@@ -486,6 +486,11 @@ cdef inline void report_dead(SchedulerState* s, uint32_t slot) noexcept nogil:
 cdef inline bint is_dead(SchedulerState* s, uint32_t slot) noexcept nogil:
     return load_acquire32(&s.slots[slot].dead) != 0
 
+# How a step is filled; the worker and the model of it in core/model_slots.pxi share these.
+cdef enum:
+    DECODE_EVERY = 4        # decodes that are left out for a better prefill advance so often
+    PREFILL_MIN = 16        # tokens of prefill in a step however many decodes there are
+
 # Sleep until someone wakes this worker (for a start, a cancel, room in an out-buffer, the
 # end), or the time has passed (below 0: no limit). False: it has passed. Look at
 # everything before: what came since is not slept over.
@@ -530,8 +535,9 @@ cdef class Scheduler:
     cdef int poll_lifted(self, list out) except -1
     cdef int poll_scheduler(self, list out, uint64_t num_cells) except -1
     cdef void release(self, uint32_t index) noexcept
-    cdef uint64_t handle(self, uint32_t index) noexcept
-    cdef uint32_t take_entry(self) noexcept
+    cdef uint64_t handle(self, uint32_t index) noexcept nogil
+    cdef uint32_t take_entry(self) noexcept nogil
+    cdef void recycle(self, uint32_t index) noexcept nogil
     cdef Entry* live(self, uint64_t handle) noexcept
     cdef int check_level(self, uint32_t level) except -1
     cdef int check_slot(self, uint32_t slot) except -1

@@ -1,5 +1,6 @@
 """The core: rings, backlog, token ledger and the scheduler's round."""
 
+from array import array
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Final, Self, final
@@ -25,6 +26,16 @@ class Finish(IntEnum):
     FINISH_TIMEOUT = 4
     FINISH_ERROR = 5
     FINISH_DEVICE = 6
+
+class Ending(IntEnum):
+    ENDING_NONE = 0
+    ENDING_SERVED = 1
+    ENDING_TIMED_OUT = 2
+    ENDING_REFUSED = 3
+    ENDING_BREAKER = 4
+    ENDING_EVICTED = 5
+    ENDING_EXPIRED = 6
+    ENDING_NEVER_FITS = 7
 
 class DoorSays(IntEnum):
     DOOR_IN = 0
@@ -362,3 +373,34 @@ class _Drive:
     def begin(self) -> int: ...
     def emit_steps(self, n: int, text: bytes) -> None: ...
     def decide(self, n: int, now_ns: int) -> int: ...
+
+@final
+class Simulation:
+    def __new__(
+        cls,
+        scheduler: Scheduler,
+        door: Door,
+        costs: Sequence[tuple[float, float, float, float, float, int, int, int, int]],
+        *,
+        arrival_ns: array[int],
+        prompt_tokens: array[int],
+        completion_tokens: array[int],
+        max_tokens: array[int],
+        level: array[int],
+        key: array[int],
+        started_ns: array[int],
+        first_token_ns: array[int],
+        ended_ns: array[int],
+        start_no: array[int],
+        ending: array[int],
+        has_lanes: bool,
+        context_tokens: int,
+        queue_limit_ns: int = 0,
+        run_limit_ns: int = 0,
+        high_load_at: float = 1.0,
+    ) -> Self: ...
+    @property
+    def num_left(self) -> int: ...
+    @property
+    def slot_figures(self) -> list[tuple[int, int]]: ...
+    def play(self, num_arrivals: int) -> bool: ...

@@ -17,6 +17,8 @@ between threads and who owns it; each part says what it decides:
     state      how all of it begins and ends
     scheduler  the event loop's side; the only part that touches Python objects per request
     drive      native threads' work for stress tests and measuring
+    model_slots  workers without a model: what they take, a cost model says
+    simulation   a trace through a scheduler with such workers, under a virtual clock
 """
 
 cimport cython
@@ -45,3 +47,5 @@ include "core/faces.pxi"
 include "core/state.pxi"
 include "core/scheduler.pxi"
 include "core/drive.pxi"
+include "core/model_slots.pxi"
+include "core/simulation.pxi"

@@ -16,6 +16,7 @@ from libc.string cimport memcpy, memset, strncpy
 from libcpp cimport bool as cbool
 
 from lqs._core cimport (
+    DECODE_EVERY,
     FINISH_CANCELLED,
     FINISH_DEVICE,
     FINISH_ERROR,
@@ -24,6 +25,7 @@ from lqs._core cimport (
     FINISH_TIMEOUT,
     LANE_LONG,
     LANE_SHORT,
+    PREFILL_MIN,
     RECORD_LOGPROBS,
     RECORD_TEXT,
     Attempt,

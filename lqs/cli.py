@@ -18,6 +18,7 @@ from lqs.errors import StartError
 COMMANDS = {
     "serve": "serve a model over HTTP",
     "check": "read the config, look at the machine, print the plan; start nothing",
+    "simulate": "play a trace through the scheduler under a virtual clock",
     "chat": "talk to a running server",
     "keys": "add, list and revoke API keys",
     "models": "fetch, list and make model files",

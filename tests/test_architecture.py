@@ -24,6 +24,7 @@ FLOORS = (
     {"__main__"},
     {"cli"},
     {"commands"},
+    {"simulate"},
     {"serve", "listen", "collector", "process", "guard"},
     {"api"},
     {"admission"},

@@ -1,4 +1,4 @@
-"""`lqs check`: what `lqs serve` would do on this machine, without doing it."""
+"""`lqs check`: what `lqs serve` would do on this machine, without doing it; with --calibrate also how fast."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from lqs.engine.plan import Plan, check_fits, make_plan
 from lqs.engine.store import DEFAULT_MODEL, Store, store_folder
 from lqs.errors import ConfigError, StartError
 from lqs.settings import check_exposure
+from lqs.simulate.cost import Calibration, load_calibration, save_calibration
+from lqs.simulate.propose import Lengths, proposal_lines
 
 _MB = 1_000_000
 
@@ -23,6 +25,16 @@ _MB = 1_000_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add MODEL and the flags that override settings."""
     add_setting_flags(parser)
+    parser.add_argument(
+        "--calibrate", action="store_true", help="open the device slots and measure them: a minute or so"
+    )
+    parser.add_argument("--cost", metavar="FILE", help="where the measured lies (default: beside the models)")
+    parser.add_argument(
+        "--lengths",
+        default="256,128",
+        metavar="IN,OUT",
+        help="tokens of the requests to propose for (default: %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,12 +43,68 @@ def run(args: argparse.Namespace) -> int:
     Raises StartError for what leaves nothing to plan.
     """
     config = load_config(args)
+    lengths = _lengths(args.lengths)
     keys = KeyRing(config)
     path = Store(store_folder(os.environ)).resolve(config.model.path or DEFAULT_MODEL.name)
     plan = make_plan(config, path)
     for line in report(config, path, plan, keys.num_keys):
+        print(line, flush=True)
+    code = _verdict(config, plan, keys.num_keys)
+    if code == 1:
+        return code
+    cost = Path(args.cost) if args.cost else _cost_path(path)
+    calibration = _calibrate(config, path, cost) if args.calibrate else _calibrated(cost, given=bool(args.cost))
+    for line in _proposals(calibration, config, plan, lengths, keys.num_keys):
         print(line)
-    return _verdict(config, plan, keys.num_keys)
+    return code
+
+
+def _lengths(text: str) -> Lengths:
+    """`256,128` as lengths. Raises ConfigError."""
+    numbers = text.split(",")
+    if len(numbers) != 2 or not all(number.isdecimal() and 0 < int(number) <= 1_000_000 for number in numbers):
+        raise ConfigError(f"--lengths: {text!r} is not understood; write IN,OUT, two numbers of tokens.")
+    return Lengths(*map(int, numbers))
+
+
+def _cost_path(model: Path) -> Path:
+    """Where the calibration of a model lies by itself."""
+    return store_folder(os.environ) / "calibrations" / f"{model.stem}.json"
+
+
+def _calibrate(config: Config, model: Path, cost: Path) -> Calibration:
+    """Measure, and keep what came of it. Raises StartError."""
+    # libllama is loaded only where something is to be measured.
+    from lqs.simulate.calibrate import calibrate  # noqa: PLC0415
+
+    calibration = calibrate(config, model, lambda what: print(f"calibrate: {what}", file=sys.stderr, flush=True))
+    save_calibration(cost, calibration)
+    print(f"calibrated {cost}", flush=True)
+    return calibration
+
+
+def _calibrated(cost: Path, *, given: bool) -> Calibration | None:
+    """What was measured before, None where nothing was. Raises ConfigError for what cannot be read."""
+    return load_calibration(cost) if given or cost.exists() else None
+
+
+def _proposals(
+    calibration: Calibration | None, config: Config, plan: Plan, lengths: Lengths, num_keys: int
+) -> Iterator[str]:
+    """Limits and bounds from what was measured, or how to get them."""
+    if calibration is None:
+        yield "proposals  none: nothing is measured here yet; `lqs check --calibrate` does it, in a minute or so"
+        return
+    measured = (calibration.threads, calibration.devices, calibration.shape.num_sequences, calibration.shape.kv_tokens)
+    if measured != (plan.threads, len(plan.devices), config.engine.parallel, plan.kv_tokens):
+        yield "           measured with other threads, device slots, sequences or KV than these; calibrate again"
+    cost = calibration.cost
+    yield (
+        f"step       {cost.fixed_ns / 1e6:.2f} ms + {cost.decode_ns / 1e6:.3f} ms a drawn token "
+        f"+ {cost.prefill_ns / 1e6:.3f} ms a prompt token + {cost.context_ns:.1f} ns per token of context; "
+        f"chunks of {calibration.shape.budget}; off by {calibration.error_p50:.0%}, at most {calibration.error_max:.0%}"
+    )
+    yield from proposal_lines(calibration, config, lengths, num_keys)
 
 
 def _verdict(config: Config, plan: Plan, num_keys: int) -> int:

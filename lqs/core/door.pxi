@@ -620,6 +620,12 @@ cdef inline void door_settle(DoorState* d, uint32_t level, int64_t footprint_tok
         door_leave(d, level)
 
 
+# From 0 to 1: of the KV that runs, or of the queue; the larger one.
+cdef double door_load(const DoorState* d) noexcept nogil:
+    cdef double kv = d.seats.kv_reserved / <double> max(d.seats.kv_tokens, <int64_t> 1)
+    return max(kv, num_stuck(d) / <double> max(d.total, <int64_t> 1))
+
+
 # The seats of the device slots that live.
 cdef void door_look(DoorState* d, SchedulerState* s) noexcept nogil:
     cdef LedgerState* ledger = &books_of(s).ledger

@@ -118,9 +118,7 @@ cdef class Door:
     @property
     def load(self):
         """From 0 to 1: of the KV that runs, or of the queue; the larger one."""
-        cdef Seats* seats = &self.door.seats
-        cdef double kv = seats.kv_reserved / <double> max(seats.kv_tokens, <int64_t> 1)
-        return max(kv, num_stuck(&self.door) / <double> max(self.door.total, <int64_t> 1))
+        return door_load(&self.door)
 
     def figures(self, int64_t now_ns):
         """Everything that it counts, by class and in all."""

@@ -269,11 +269,11 @@ cdef class Scheduler:
         wake(&s.waker)
         return self.handle(index)
 
-    cdef inline uint64_t handle(self, uint32_t index) noexcept:
+    cdef inline uint64_t handle(self, uint32_t index) noexcept nogil:
         return <uint64_t> self.state.table[index].generation << 32 | index
 
     # A free entry, or NOWHERE.
-    cdef inline uint32_t take_entry(self) noexcept:
+    cdef inline uint32_t take_entry(self) noexcept nogil:
         cdef uint32_t index = self.free_head
         self.has_begun = True
         if index != NOWHERE:
@@ -532,11 +532,16 @@ cdef class Scheduler:
         entry.attempt = NULL
         self.count_out(entry)
         entry.hold = 0
+        self.recycle(index)
+        Py_DECREF(<object> sink)
+
+    # Its next life has another generation, so that an old handle names nothing.
+    cdef void recycle(self, uint32_t index) noexcept nogil:
+        cdef Entry* entry = &self.state.table[index]
         entry.generation = entry.generation % 0x0FFFFFFFU + 1
         entry.next_free = self.free_head
         self.free_head = index
         self.num_live -= 1
-        Py_DECREF(<object> sink)
 
     # --- figures ------------------------------------------------------------------------
 

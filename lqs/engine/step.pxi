@@ -7,11 +7,10 @@
 # Decodes go first, one token each; the rest of the step's budget goes to prefill, the best
 # class first and first come first served inside a class. While a prompt of a better class is
 # open, decodes of lesser classes stay out of the batch (leaving a sequence out is free), but
-# every one of them advances at least each DECODE_EVERY steps.
+# every one of them advances at least each DECODE_EVERY steps. core/model_slots.pxi plays the
+# same step without a model; what changes here changes there.
 
 cdef enum:
-    DECODE_EVERY = 4
-    PREFILL_MIN = 16            # tokens of prefill in a step however many decodes there are
     FAILED_DECODES_MAX = 3      # whole-batch failures in a row before the device slot gives up
     PAUSE_POLL_NS = 20000000    # how often paused sequences and time limits are looked at
 

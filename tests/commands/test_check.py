@@ -9,6 +9,14 @@ import pytest
 from lqs.cli import main
 from lqs.engine import plan
 from lqs.engine.synth import Recipe, parse_shape, write
+from lqs.simulate.cost import EXAMPLE, save_calibration
+
+
+@pytest.fixture(autouse=True)
+def models_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where nothing was calibrated before."""
+    monkeypatch.setenv("LQS_MODELS_DIR", str(tmp_path / "models"))
+    return tmp_path / "models"
 
 
 @pytest.fixture
@@ -95,3 +103,52 @@ def test_split_memory_has_a_part_for_every_sequence(
     config.write_text("[engine]\nkv_unified = false\n")
     assert main(["check", model, "--ctx", "8192", "--config", str(config)]) == 0
     assert "without max_tokens" not in capsys.readouterr().out
+
+
+SMALL = ("--ctx", "1024", "--parallel", "4", "--threads", "1")
+
+
+def test_what_is_calibrated_is_kept_and_limits_are_proposed_from_it(
+    model: str, models_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """S6: the bounds come from measured tokens a second, sequences and the tolerable wait."""
+    assert main(["check", model, *SMALL]) == 0
+    assert "proposals  none: nothing is measured here yet" in capsys.readouterr().out
+    assert main(["check", model, *SMALL, "--calibrate", "--lengths", "40,10"]) == 0
+    said = capsys.readouterr()
+    assert f"calibrated {models_folder / 'calibrations' / 'tiny.json'}" in said.out
+    assert "4 at once, 24 tokens in, 16 tokens out" in said.err
+    assert main(["check", model, *SMALL, "--lengths", "40,10"]) == 0
+    again = capsys.readouterr().out
+    for words in (
+        "a drawn token",
+        "requests/s of 40 + 10 tokens, 4 at once",
+        "proposals  queue.total",
+        "per key, 1 at",
+    ):
+        assert words in said.out
+        assert words in again
+    assert "calibrate again" not in again
+    assert main(["check", model, *SMALL, "--parallel", "2"]) == 0
+    assert "calibrate again" in capsys.readouterr().out
+
+
+def test_a_calibration_may_lie_elsewhere(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_calibration(tmp_path / "cost.json", EXAMPLE)
+    assert main(["check", model, "--cost", str(tmp_path / "cost.json")]) == 0
+    assert "proposals  queue.total" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--lengths", "40"], "--lengths: '40' is not understood"),
+        (["--lengths", "0,5"], "--lengths: '0,5' is not understood"),
+        (["--cost", "nowhere.json"], "nowhere.json: cannot be read"),
+    ],
+)
+def test_wrong_lengths_and_a_missing_calibration_are_named(
+    flags: list[str], said: str, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", model, *flags]) == 2
+    assert said in capsys.readouterr().err

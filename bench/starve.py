@@ -1,0 +1,146 @@
+"""G15: nobody starves. Ten simulated minutes at 1.2 of the capacity, and the lowest class beside the proven bound.
+
+    python -m bench.starve [--load X] [--minutes N] [--seed N] [--quick] [--json FILE]
+
+The bound, for a request of level L that arrives at time t: from t + L x step on nobody who comes
+later is served before it, but for better classes that take at most `aged_every` - 1 of `aged_every`
+starts. So until it starts there are at most `aged_every` x (1 + those still waiting then that are
+due before it) starts. The starts are counted in the run; the time they take is what the run took.
+
+Sequences kept for urgent requests are places that the lowest class cannot have; who starts there passes nobody. But
+while they are in use lesser requests decode less often, and the urgent that start there are in no aged share: a second
+run shows the wait with them beside the same bound, and is not judged by it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from bench.core.measure import Row
+from lqs.config import Config, QueueConfig
+from lqs.request import NS_PER_S
+from lqs.simulate.cost import EXAMPLE
+from lqs.simulate.generate import generate, spread
+from lqs.simulate.play import Devices, Played, capacity_of, play
+from lqs.simulate.policy import Policy
+
+_VERDICT = {True: "pass", False: "FAIL", None: "not judged"}
+SHARES = {0: 0.35, 2: 0.35, 4: 0.3}
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One request of the lowest class: how long it waited, and for how long and how many starts it might."""
+
+    waited_s: float
+    bound_s: float
+    num_starts: int
+    num_starts_max: int
+
+
+def waits_of(played: Played, queue: QueueConfig, level: int) -> list[Wait]:
+    """Every request of the class that started, beside its bound. All stand in one lane, for one key."""
+    trace = played.trace
+    starts = [0] * max(played.start_no)
+    for number, at_ns in zip(played.start_no, played.started_ns, strict=True):
+        if number:
+            starts[number - 1] = at_ns
+    step_ns = int(queue.aging_step_s * NS_PER_S)
+    virtual = [at + own * step_ns for at, own in zip(trace.arrival_ns, trace.level, strict=True)]
+    found = []
+    for number, own in enumerate(trace.level):
+        if own != level or not played.start_no[number]:
+            continue
+        due_ns = virtual[number]
+        before = sum(
+            trace.arrival_ns[other] <= due_ns < played.started_ns[other] and (virtual[other], other) < (due_ns, number)
+            for other in range(len(trace))
+        )
+        num_max = queue.aged_every * (before + 1)
+        first = bisect_right(starts, due_ns)
+        num_starts = max(played.start_no[number] - first, 0)
+        ends_ns = starts[min(first + num_max, len(starts)) - 1] if first < len(starts) else due_ns
+        found.append(
+            Wait(
+                waited_s=(played.started_ns[number] - trace.arrival_ns[number]) / NS_PER_S,
+                bound_s=(max(ends_ns, due_ns) - trace.arrival_ns[number]) / NS_PER_S,
+                num_starts=num_starts,
+                num_starts_max=num_max,
+            )
+        )
+    return found
+
+
+def measure(load: float, minutes: float, seed: int) -> list[Row]:
+    """Play and judge, without and with sequences for urgent requests."""
+    config = Config()
+    level = len(config.queue.levels) - 1
+    plain = Devices(1, EXAMPLE.cost, msgspec.structs.replace(EXAMPLE.shape, num_extra=0))
+    recipe = "poisson prompt=lognormal:60:0.6 answer=lognormal:24:0.5"
+    rate = load * capacity_of(generate(f"{recipe} requests=2000", seed=seed), plain)
+    num = int(rate * minutes * 60)
+    trace = generate(f"{recipe} requests={num} rate={rate}", seed=seed)
+    spread(trace, SHARES, 0, seed=seed)
+    # Unbounded and patient, so that only the order decides; one lane, because shares of lanes are not the question.
+    queue = msgspec.structs.replace(
+        config.queue,
+        caps=(num,),
+        total=num,
+        table_capacity=max(num, 16),
+        timeout_s=0.0,
+        request_timeout_s=0.0,
+        high_load_at=1.0,
+    )
+    policy = Policy("lqs", msgspec.structs.replace(config, queue=queue), has_keys=False, has_lanes=False)
+    waits = waits_of(play(trace, policy, plain), queue, level)
+    beside = waits_of(play(trace, policy, Devices(1, EXAMPLE.cost, EXAMPLE.shape)), queue, level)
+    num_never = list(trace.level).count(level) - len(waits)
+    what = f"{len(waits)} requests of the lowest class, {minutes:g} min at {load:g} of the capacity"
+    return [
+        *_judged(what, waits),
+        Row("G15", "of them never served", num_never, "requests", passed=num_never == 0),
+        replace(_judged(f"with {EXAMPLE.shape.num_extra} sequences kept for urgent requests", beside)[0], passed=None),
+    ]
+
+
+def _judged(what: str, waits: Sequence[Wait]) -> list[Row]:
+    """The longest wait beside its bound, and the wait that came nearest to its own."""
+    worst = max(waits, key=lambda wait: wait.waited_s)
+    nearest = max(waits, key=lambda wait: wait.num_starts / wait.num_starts_max)
+    holds = all(wait.num_starts <= wait.num_starts_max and wait.waited_s <= wait.bound_s for wait in waits)
+    ratio = worst.waited_s / worst.bound_s
+    starts = nearest.num_starts, nearest.num_starts_max
+    return [
+        Row("G15", f"{what}: longest wait", worst.waited_s, "s", "its bound", worst.bound_s, ratio, holds),
+        Row("G15", "starts after its time, nearest to the bound", starts[0], "starts", "the most", starts[1],
+            starts[0] / starts[1], holds),
+    ]  # fmt: skip
+
+
+def main() -> None:
+    """Print the rows, and write them where asked to."""
+    parser = argparse.ArgumentParser(prog="python -m bench.starve", description=__doc__.splitlines()[0])
+    parser.add_argument("--load", type=float, default=1.2, help="share of the capacity (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of simulated time (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the trace (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="as it is: it takes seconds")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
+    options = parser.parse_args()
+    print(f"bench.starve --load {options.load:g} --minutes {options.minutes:g} --seed {options.seed}")
+    rows = measure(options.load, options.minutes, options.seed)
+    for row in rows:
+        peer = f"{row.peer} {row.peer_value:,.1f} {row.unit}, {row.ratio:.2f} x" if row.peer else ""
+        print(f"{row.goal} {row.what:76} {row.value:>10,.1f} {row.unit:8} {peer:32} {_VERDICT[row.passed]}")
+    if options.json:
+        options.json.write_text(json.dumps([row.as_json() for row in rows], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

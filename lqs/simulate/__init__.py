@@ -1,0 +1,1 @@
+"""Plays a trace through the very scheduler that serves, with device slots that are models."""
