@@ -128,7 +128,7 @@ class Promises:
         `service_ns` is the time in which its class frees one place, `num_free` those that are free
         already; nothing below `least_ns` is told.
         """
-        line = self._lines[request.level]
+        line = self._lines[request.class_asked]
         line.expire(now_ns)
         num_before = max(len(line.due_ns) * line.share - num_free, 0.0)
         wait_ns = int(service_ns * (num_before + 1 + _SLACK * (num_before + 1) ** 0.5))
@@ -159,19 +159,19 @@ class Promises:
         """It has come in; its promise is kept, if it had one."""
         due_ns = self._due_of(request, now_ns)
         if due_ns is not None:
-            line = self._lines[request.level]
+            line = self._lines[request.class_asked]
             line.take(_holder_of(request), due_ns)
             line.learn(True)
             self.num_kept += 1
 
-    def freed(self, level: int, now_ns: int) -> None:
-        """A place of the class came free."""
-        line = self._lines[level]
+    def freed(self, request: Request, now_ns: int) -> None:
+        """The request's place came free."""
+        line = self._lines[request.class_asked]
         line.num_freed += 1
         while line.awaited and line.awaited[0].number <= line.num_freed:
             promise = heappop(line.awaited)
-            if now_ns > promise.made_ns:
-                self._observe(promise.told_ns / (now_ns - promise.made_ns))
+            # Nothing below the least wait could have been told.
+            self._observe(promise.told_ns / max(now_ns - promise.made_ns, int(RETRY_AFTER_S_MIN * NS_PER_S)))
 
     def num_promised(self, level: int) -> int:
         """Promises of the class that may still be claimed."""
@@ -184,7 +184,7 @@ class Promises:
     def _due_of(self, request: Request, now_ns: int) -> int | None:
         if request.retry_count == 0:
             return None
-        line = self._lines[request.level]
+        line = self._lines[request.class_asked]
         line.expire(now_ns)
         own = line.by_holder.get(_holder_of(request))
         return own[0] if own and own[0] <= now_ns + _EARLY_NS else None

@@ -23,6 +23,7 @@ prefix_cache = false
 [queue]
 hold_s = 0.2
 caps = [4]
+total = 4
 [alerts]
 clear_s = 0.5
 window_s = 1.0
