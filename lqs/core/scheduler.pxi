@@ -617,6 +617,7 @@ cdef class Scheduler:
         cdef Books* books = books_of(self.state)
         cdef uint32_t i
         return [{**slot_figures(&books.ledger.slots[i]), "model": self.state.slots[i].model,
+                 "num_extra": books.ledger.slots[i].num_extra,
                  "is_dead": bool(is_dead(self.state, i))} for i in range(self.state.num_slots)]
 
     def snapshot(self):

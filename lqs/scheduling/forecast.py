@@ -101,7 +101,7 @@ class Forecast:
         assert request.handle is not None
         wait = self._leave(request.handle)
         started_ns = request.arrival_ns + queue_ns
-        self._running[request.handle] = Run(wait.lane, wait.num_prompt_tokens, wait.max_tokens, started_ns)
+        self._running[request.handle] = Run(wait.lane, wait.level, wait.num_prompt_tokens, wait.max_tokens, started_ns)
 
     def output(self, request: Request, num_tokens: int, now_ns: int) -> None:
         """It made tokens."""
@@ -148,6 +148,8 @@ class Forecast:
 
         Better classes still pass it, but not for longer than it takes to age beyond them.
         """
+        if num_ahead == 0 and self._has_extra(level):
+            return 0
         better = sum(rate.per_ns(now_ns) for rate in self._waiting[lane].arrivals[:level])
         horizon_ns = max(level * self._aging_step_ns - waited_ns, 0) if self._aging_step_ns else math.inf
         wait_ns = self._start_after(self._among_lanes(lane, num_ahead), now_ns)
@@ -232,8 +234,18 @@ class Forecast:
         """Sequences that are free and have the cells for one of those that wait."""
         num = max(sum(lane.num for lane in self._waiting), 1)
         tokens_each = max(sum(lane.footprint_tokens for lane in self._waiting) // num, 1)
-        return sum(
-            min(slot["num_sequences"] - slot["num_running"], (slot["capacity"] - slot["reserved"]) // tokens_each)
-            for slot in self._slots()
-            if not slot["is_dead"]
-        )
+        return sum(_num_more(slot, slot["num_sequences"], tokens_each) for slot in self._slots())
+
+    def _has_extra(self, level: int) -> bool:
+        """Whether one of the sequences is free that are kept for who is better than one that runs."""
+        if all(run.level <= level for run in self._running.values()):
+            return False
+        return any(_num_more(slot, slot["num_sequences"] + slot["num_extra"], 1) for slot in self._slots())
+
+
+def _num_more(slot: Mapping[str, Any], num_sequences: int, tokens_each: int) -> int:
+    """How many more requests of that size could start on a device slot that has so many sequences."""
+    if slot["is_dead"]:
+        return 0
+    num_fitting: int = (slot["capacity"] - slot["reserved"]) // tokens_each
+    return max(min(num_sequences - slot["num_running"], num_fitting), 0)

@@ -21,6 +21,7 @@ class Run:
     """A request that runs."""
 
     lane: int
+    level: int
     num_prompt_tokens: int
     max_tokens: int
     started_ns: int

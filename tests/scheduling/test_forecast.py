@@ -36,8 +36,9 @@ class Board:
     """A forecast for one device slot."""
 
     def __init__(self, num_sequences: int = 2, aging_step_ns: int = 60 * S) -> None:
-        self.slot = {
-            "num_sequences": num_sequences, "num_running": 0, "capacity": 1000, "reserved": 0, "is_dead": False,
+        self.slot: dict[str, Any] = {
+            "num_sequences": num_sequences, "num_extra": 0, "num_running": 0, "capacity": 1000, "reserved": 0,
+            "is_dead": False,
         }  # fmt: skip
         self.num_made = 0
         self.forecast = Forecast(
@@ -148,6 +149,16 @@ def test_the_other_lane_takes_its_share() -> None:
     assert shared is not None
     # Three short for one long.
     assert shared / alone == pytest.approx(8 / 6, rel=0.15)
+
+
+def test_a_sequence_is_kept_for_who_is_better_than_one_that_runs() -> None:
+    board = Board(num_sequences=1)
+    request = board.start(level=1)
+    for second in range(1, 5):
+        board.forecast.output(request, 1, second * S)
+    assert board.wait_s(4 * S, level=0) == pytest.approx(6)
+    board.slot["num_extra"] = 1
+    assert (board.wait_s(4 * S, level=0), board.wait_s(4 * S, level=1)) == (0, pytest.approx(6))
 
 
 def test_cells_that_are_missing_make_a_free_sequence_useless() -> None:

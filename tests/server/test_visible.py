@@ -138,7 +138,7 @@ wait_s = 2.0
 kv_tokens = 1024
 [tiers.normal]
 level = 2
-best = 0
+best = 1
 """
 
 
@@ -160,7 +160,7 @@ def busy(pair: Server) -> Iterator[None]:
 
 
 def ask(server: Server, **fields: Any) -> Any:
-    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "ignore_eos": True, "priority": 0}
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "ignore_eos": True, "priority": 1}
     return server.ask("POST", "/v1/chat/completions", body | fields)
 
 
