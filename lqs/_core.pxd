@@ -271,6 +271,20 @@ cdef struct Attempt:
     uint32_t num_prompt_tokens
     uint32_t max_tokens
     uint32_t unused
+    # Scheduler and worker, while it runs (core/growth.pxi).
+    uint32_t granted            # atomic, the scheduler's: KV tokens it may hold; 0: give up its cells
+    uint32_t wanted             # atomic, the worker's: KV tokens it will soon need; 0: enough
+    # The scheduler's own.
+    uint64_t order              # the order of starts
+    uint32_t place              # among those that run on its device slot
+    uint32_t level
+    uint32_t footprint_tokens   # the most it can come to hold
+    uint32_t reserved           # promised in the ledger; 0: it is out
+    uint32_t used               # of these, noted as filled
+    uint32_t end_tokens         # what it is expected to hold at its end
+    uint32_t out_tokens         # what it held when it was put out
+    uint32_t is_short           # it waits for a growth that did not fit
+    char pad_growth[16]
     # Worker and loop.
     uint32_t notified           # atomic, exchanged: a cell for this is in the event ring
     uint32_t starved            # atomic: the worker waits for room in `out`
@@ -329,7 +343,7 @@ cdef struct Entry:
     uint32_t next_free          # in the list of free entries
     uint32_t next_lifted        # in the list of those that poll() is to look at
     uint32_t hold               # bits of Hold
-    uint32_t unused
+    uint32_t share_tokens       # the scheduler's: its part in what its lane takes
 
 cdef class Work:
     """What a worker needs to know about a request; the engine derives from it."""
@@ -348,12 +362,15 @@ cdef struct DeviceSlot:
     Ring events             # worker -> loop; as large as the table
     Waker waker             # the worker sleeps on it
     char pad_waker[56]
+    uint32_t asks           # atomic, exchanged: an attempt's `wanted` was raised
+    char pad_asks[60]
     uint32_t dead           # atomic; set by any thread, never cleared
     uint32_t index
     uint32_t model
     uint32_t num_sequences
     uint64_t kv_tokens
     double weight
+    uint32_t kv_block       # promises grow by so many tokens; 0: each is for all it may need
     # The scheduler's own.
     uint32_t buried         # the scheduler has seen `dead`
     uint32_t has_news       # a start or a cancel since the worker was last woken
@@ -424,6 +441,18 @@ cdef inline bint emit_output(SchedulerState* s, Attempt* attempt, uint8_t kind,
         store_relaxed32(&attempt.starved, 1)
     announce(s, attempt)
     return written
+
+# Ask for a promise of so many KV tokens in all; answered by Attempt.granted. wake_scheduler
+# at the end of the step.
+cdef inline void ask_growth(SchedulerState* s, Attempt* attempt, uint32_t tokens) noexcept nogil:
+    store_relaxed32(&attempt.wanted, tokens)
+    # Release: pairs with the scheduler's exchange, which comes before it reads `wanted`.
+    exchange32(&s.slots[attempt.slot].asks, 1)
+
+# What it may hold. What others gave up for a larger promise was ordered before it was made.
+cdef inline uint32_t granted_tokens(const Attempt* attempt) noexcept nogil:
+    # Acquire: pairs with the scheduler's release.
+    return load_acquire32(&attempt.granted)
 
 # The end of an attempt: fill the worker's fields first. Nothing of it may be touched
 # afterwards; wakes nobody.

@@ -9,6 +9,8 @@ between threads and who owns it; each part says what it decides:
     backfill   who may pass one that does not fit, and what is held for it
     lanes      how shares and the border follow the backlogs
     limits     who may pass now, and how long the others wait
+    lengths    how long answers come out
+    growth     promises that grow, and who gives way when they do not fit
     round      one pass of the scheduler over all three
     door       who comes in, who waits for a place and who is sent away
     faces      each of them alone, for Python
@@ -22,7 +24,7 @@ from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport INT64_MAX
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memmove, memset
 from posix.time cimport timespec
 from posix.unistd cimport close, read
@@ -34,6 +36,8 @@ include "core/queues.pxi"
 include "core/backfill.pxi"
 include "core/lanes.pxi"
 include "core/limits.pxi"
+include "core/lengths.pxi"
+include "core/growth.pxi"
 include "core/round.pxi"
 include "core/door.pxi"
 include "core/door_face.pxi"

@@ -2,7 +2,7 @@
 
 One extension, read in this order: what is declared here (the shared structs), then
 engine/text.pxi (tokens to bytes), model.pxi (a loaded file), sampling.pxi (logits to a token),
-prefix.pxi (cells that prompts share), threads.pxi (how many threads), step.pxi (the
+prefix.pxi (cells that prompts share), swap.pxi (cells that are given up), threads.pxi (how many threads), step.pxi (the
 worker's step) and worker.pxi (the Python face).
 
 Only lqs.engine.library imports this module, and llama_cpp before it: wheels hold no
@@ -31,10 +31,12 @@ from lqs._core cimport (
     SchedulerState,
     Work,
     announce,
+    ask_growth,
     bump,
     emit_output,
     entry_of,
     finish_request,
+    granted_tokens,
     is_dead,
     load_acquire32,
     load_relaxed,
@@ -87,6 +89,9 @@ cdef enum:
     LANE_ANY = 255
     GARBAGE_MIN = 512               # cells of garbage under which compacting is not worth it
     COMPACT_BYTES_MAX = 1 << 30     # host memory that a compaction may take
+    CELL_BYTES = 8                  # what a state holds for a cell beside keys and values
+
+cdef uint64_t NEVER = 0xFFFFFFFFFFFFFFFFULL
 
 # How much dearer a token may be for steps to be short.
 cdef double FINE_COST_MAX = 1.1
@@ -137,7 +142,14 @@ cdef struct Sequence:
     uint32_t shared         # of these, borrowed from `parent` (prefix.pxi)
     int32_t parent
     uint32_t num_prompt
+    uint32_t num_fill       # cells to compute before the next draw: the prompt, or all it had
     uint32_t num_generated
+    uint32_t granted        # cells that it may have
+    bint is_out             # it has given its cells up and is to come back (swap.pxi) ...
+    uint32_t num_held       # ... which were so many
+    uint64_t out_since      # steps that had succeeded when llama_decode found no cells, or NEVER
+    char* kept              # their state, NULL: they are computed again
+    size_t kept_bytes
     uint32_t in_batch       # its tokens in this step's batch
     int32_t logits_at       # where in the batch its logits are asked for
     uint64_t scope
@@ -167,9 +179,17 @@ cdef struct WorkerStats:
     uint64_t num_compactions
     uint64_t num_failed_decodes
     uint64_t num_kv_failures
+    uint64_t num_preemptions    # times that one gave its cells up
+    uint64_t num_swaps_out      # of these, with its state kept in host memory
+    uint64_t num_swaps_in
+    uint64_t swapped_bytes      # copied out and in
+    uint64_t swap_ns
+    uint64_t recomputed_tokens
     uint64_t cells_used
     uint64_t cells_garbage  # dropped and not free yet
     uint64_t num_active
+    uint64_t num_out
+    uint64_t kept_bytes
     uint64_t threads
 
 
@@ -208,14 +228,22 @@ cdef struct WorkerData:
     uint32_t garbage        # dropped, not yet free (prefix.pxi)
     int32_t garbage_id
     bint compacting
+    uint32_t kv_block       # promises grow by so many cells; 0: they do not
+    uint32_t num_out
+    size_t kept_bytes       # host memory that states take, and the most they may
+    size_t kept_bytes_max
+    bint recomputes         # computing again is faster than copying here
     uint32_t num_active
     int32_t num_suspects
     int32_t failed_in_a_row
     uint64_t num_started
     uint64_t step_no
+    uint64_t num_succeeded  # steps whose batch was taken
     uint64_t clock
     int64_t now_ns
+    bint was_idle           # the last step found nothing to compute
     bint has_news
+    bint has_asked          # the scheduler is to look at a wish
     Chaos chaos_kind
     int32_t chaos_rc
     int32_t chaos_times
@@ -225,5 +253,6 @@ cdef struct WorkerData:
 
 
 include "engine/prefix.pxi"
+include "engine/swap.pxi"
 include "engine/step.pxi"
 include "engine/worker.pxi"

@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from lqs.config_engine import EngineConfig
 from lqs.config_limits import LimitConfig
 from lqs.config_tiers import TierConfig, default_tiers
 from lqs.describe import key as _key
@@ -77,70 +78,6 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
     fallback: Annotated[
         str, _key("Smaller model beside it that answers when waits are long: file or name; empty: none.")
     ] = ""
-
-
-class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """The device slots and how each runs its steps."""
-
-    devices: Annotated[tuple[str, ...], _key("Device slots: auto, cpu:0, cpu:1, ...", min_length=1, max_length=64)] = (
-        "auto",
-    )
-    threads: Annotated[
-        int,
-        _key("Threads of a CPU device slot; 0: its share of the cores.", "threads", ge=0, le=512),
-    ] = 0
-    parallel: Annotated[int, _key("Sequences per device slot.", "sequences", ge=1, le=256)] = 32
-    urgent_sequences: Annotated[
-        int,
-        _key("Beside those: for requests of a better class than one that runs.", "sequences", ge=0, le=255),
-    ] = 4
-    ctx: Annotated[
-        int,
-        _key(
-            "KV cells per device slot, shared by its sequences; 0: from memory and model; else at least 256.",
-            "tokens",
-            ge=0,
-            le=16_777_216,
-        ),
-    ] = 0
-    n_batch: Annotated[int, _key("Most tokens of one step.", "tokens", ge=1, le=65_536)] = 512
-    n_ubatch: Annotated[
-        int,
-        _key(
-            "Most tokens computed at once within a step; from 64 on texts may depend on the batch.",
-            "tokens",
-            ge=1,
-            le=65_536,
-        ),
-    ] = 48
-    kv_unified: Annotated[bool, _key("One KV budget for all sequences; false: an equal part each.")] = True
-    prefix_cache: Annotated[bool, _key("Keep finished sequences to answer the same beginning sooner.")] = True
-    prefix_sequences: Annotated[
-        int, _key("Finished sequences kept beside the running ones.", "sequences", ge=0, le=255)
-    ] = 32
-    prefix_shared: Annotated[bool, _key("Keys share the prefix cache and could guess prompts of others by time.")] = (
-        False
-    )
-    flash_attention: Annotated[bool, _key("Use flash attention where the model allows it.")] = True
-    inter_token_target_ms: Annotated[
-        float,
-        _key("Prefill leaves a step at most so long while others decode.", "ms", gt=0, le=60_000),
-    ] = 200.0
-    kv_margin_mb: Annotated[int, _key("Memory that is left free beside weights and KV.", "MB", ge=0, le=1_048_576)] = (
-        512
-    )
-    out_buffer_bytes: Annotated[
-        int,
-        _key(
-            "Text made and not yet sent, per request; full: the sequence pauses.",
-            "bytes",
-            ge=4096,
-            le=16_777_216,
-        ),
-    ] = 65_536
-    stall_s: Annotated[float, _key("A step that takes longer makes its device slot unhealthy.", "s", gt=0, le=3600)] = (
-        30.0
-    )
 
 
 class QueueConfig(OverflowConfig, frozen=True, forbid_unknown_fields=True):

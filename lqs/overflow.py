@@ -53,9 +53,10 @@ class OverflowConfig(Struct, frozen=True, forbid_unknown_fields=True):
     place_waiters_max: Annotated[
         int, key("Most arrivals of a class that wait for a place.", "requests", ge=0, le=65_536)
     ] = 64
-    warn_at: Annotated[float, key("Share of queue.total that waits when a warning is given; 0: never.", ge=0, le=1)] = (
-        0.8
-    )
+    warn_at: Annotated[
+        float,
+        key("Share of queue.total, or of a class's cap, at which a warning is given; 0: never.", ge=0, le=1),
+    ] = 0.8
     warn_clear_at: Annotated[float, key("Below that share the warning is over.", ge=0, le=1)] = 0.7
     break_at: Annotated[
         float,

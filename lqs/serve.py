@@ -169,6 +169,8 @@ class Server:
         loading.result()
         for name, problem in self._models.template_problems():
             self._log.warning("no chat: the model's chat template " + problem, model=name)
+        for name, problem in self._models.kv_problems():
+            self._log.warning("KV: " + problem, model=name)
         self._desk.start(asyncio.get_running_loop())
         self._models.start()
         return True

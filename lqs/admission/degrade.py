@@ -19,7 +19,8 @@ from lqs.request import Lane, PromptSource, Request
 from lqs.scheduling.desk import Desk
 
 if TYPE_CHECKING:
-    from lqs.engine.slots import Models, Served
+    from lqs.engine.served import Served
+    from lqs.engine.slots import Models
 
 
 class Degrader:

@@ -9,13 +9,14 @@ a place; that is part of their time in the queue.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from lqs.admission.classes import Classes
+from lqs.admission.classes import Classes, expected_tokens
 from lqs.admission.deadlines import set_latest_start, set_limits
 from lqs.admission.degrade import Degrader
 from lqs.admission.limits import Limiters
@@ -36,7 +37,8 @@ from lqs.scheduling.entrance import NoPlace
 
 if TYPE_CHECKING:
     from lqs._core import Work
-    from lqs.engine.slots import Models, Served
+    from lqs.engine.served import Served
+    from lqs.engine.slots import Models
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -82,7 +84,7 @@ class Gate:
         self._rng = rng or random.Random()
         self._service_s = service_s or desk.service_s
         self._drained_at_ns: int | None = None
-        self._is_shut = False
+        self._shut = asyncio.Event()
 
     async def admit(self, request: Request, source: PromptSource, sink: Sink) -> None:
         """Take a place, make the prompt, submit. Raises LqsError.
@@ -101,12 +103,12 @@ class Gate:
         try:
             served = await self.enter(request, time.monotonic_ns())
             work, served = await self._work(request, source, served)
-            self._classes.assign_lane(request, self._desk.border_tokens)
+            num_expected = expected_tokens(request, self._desk.seen_completion(request, served.index))
+            self._classes.assign_lane(request, self._desk.border_tokens, num_expected)
             self._limits.charge_work(request, patience_ns=request.expire_ns - time.monotonic_ns())
             await self._wait_turn(request)
-            num_expected = self._classes.expected_tokens(request)
             set_latest_start(request, self._config.queue, self._desk.pace(served.index), num_expected)
-            if self._is_shut:
+            if self._shut.is_set():
                 raise self._draining(request, time.monotonic_ns())
             self._desk.submit(request, work, sink, model=served.index)
         except asyncio.CancelledError:
@@ -140,7 +142,7 @@ class Gate:
 
     def shut(self) -> None:
         """The drain is over: also who is at the door already is sent away."""
-        self._is_shut = True
+        self._shut.set()
 
     def reload(self, config: Config) -> None:
         """Take over new limits; requests that are in keep theirs."""
@@ -227,7 +229,8 @@ class Gate:
         """Let it through when a leaky bucket does; its place in its class is its place in that line."""
         wait_s = self._limits.turn_s(request)
         if wait_s > 0:
-            await asyncio.sleep(wait_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._shut.wait(), wait_s)
 
     def _no_place(self, request: Request, no_place: NoPlace) -> RequestRefused:
         now_ns = time.monotonic_ns()

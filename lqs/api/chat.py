@@ -21,7 +21,7 @@ from lqs.request import PromptSource
 from lqs.streaming.sse import ChatFrames
 
 if TYPE_CHECKING:
-    from lqs.engine.slots import Served
+    from lqs.engine.served import Served
     from lqs.engine.template import ChatTemplate
 
 _LOADING_RETRY_S = 5.0

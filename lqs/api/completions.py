@@ -20,7 +20,7 @@ from lqs.request import PromptSource, Segment
 from lqs.streaming.sse import CompletionFrames
 
 if TYPE_CHECKING:
-    from lqs.engine.slots import Served
+    from lqs.engine.served import Served
 
 
 class Completions:

@@ -17,7 +17,8 @@ from lqs.errors import NotFound
 from lqs.request import Request, Sampling
 
 if TYPE_CHECKING:
-    from lqs.engine.slots import Models, Served
+    from lqs.engine.served import Served
+    from lqs.engine.slots import Models
 
 MODEL_CHARS_SHOWN = 100
 RETRY_COUNT_DIGITS_MAX = 4

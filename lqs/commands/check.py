@@ -66,6 +66,7 @@ def report(config: Config, path: Path, plan: Plan, num_keys: int) -> Iterator[st
         f"KV         {plan.kv_tokens} tokens x {plan.kv_bytes_per_token} bytes x {slots} = {plan.kv_bytes // _MB} MB"
     )
     yield f"margin     {engine.kv_margin_mb} MB"
+    yield f"promised   {_promise(config)}"
     yield f"sequences  {engine.parallel} per device slot, {engine.parallel * slots} in all"
     yield f"a request  at most {plan.request_tokens_max} tokens, prompt and answer together"
     yield from _default_length(config, plan)
@@ -77,6 +78,14 @@ def report(config: Config, path: Path, plan: Plan, num_keys: int) -> Iterator[st
         yield f"{'' if number else 'limits':11}{name}: {in_short(limit)}"
 
 
+def _promise(config: Config) -> str:
+    """What a request is promised of the KV."""
+    engine = config.engine
+    if engine.kv_mode == "expected" and engine.kv_unified:
+        return f"as answers come out, in blocks of {engine.kv_block_tokens} tokens; {engine.swap_mb} MB to swap"
+    return "prompt and longest answer"
+
+
 def _who_without_keys(config: Config) -> str:
     """Who may come while there is no key."""
     if is_loopback(config.server.host):
@@ -86,6 +95,8 @@ def _who_without_keys(config: Config) -> str:
 
 def _default_length(config: Config, plan: Plan) -> Iterator[str]:
     """A line if requests that name no max_tokens are promised so much that they cannot fill the sequences."""
+    if config.engine.kv_mode == "expected" and config.engine.kv_unified:
+        return
     model, parallel = config.model, config.engine.parallel
     bounds = [bound for bound in (model.default_max_tokens, model.max_tokens_max) if bound]
     promised = min(plan.request_tokens_max, *bounds) if bounds else plan.request_tokens_max

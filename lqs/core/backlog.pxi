@@ -406,7 +406,7 @@ cdef void backlog_push(BacklogState* b, uint32_t index) noexcept nogil:
         key_join(level, entry.key, entry.arrival_no)
     level.num_waiting += 1
     b.num_waiting += 1
-    b.lane_waiting_tokens[entry.lane] += entry.footprint_tokens
+    b.lane_waiting_tokens[entry.lane] += entry.share_tokens
 
 
 # O(log n): the entry knows its places.
@@ -423,7 +423,7 @@ cdef void backlog_remove(BacklogState* b, uint32_t index) noexcept nogil:
         key_leave(level, entry.key)
     level.num_waiting -= 1
     b.num_waiting -= 1
-    b.lane_waiting_tokens[entry.lane] -= entry.footprint_tokens
+    b.lane_waiting_tokens[entry.lane] -= entry.share_tokens
     prefetch_next(b, level, queue)
 
 
@@ -562,12 +562,12 @@ cdef void backlog_take(BacklogState* b, Choice choice) noexcept nogil:
     backlog_remove(b, choice.index)
     backlog_charge(b, entry.lane, entry.level, entry.key, cost_of(entry))
     b.lane_running[entry.lane] += 1
-    b.lane_tokens[entry.lane] += entry.footprint_tokens
+    b.lane_tokens[entry.lane] += entry.share_tokens
 
 
 # One that was started has ended: its lane has its part again, and its key pays `cost`
 # instead of what it was charged.
 cdef void backlog_settle(BacklogState* b, const Entry* entry, int64_t cost) noexcept nogil:
     b.lane_running[entry.lane] -= 1
-    b.lane_tokens[entry.lane] -= entry.footprint_tokens
+    b.lane_tokens[entry.lane] -= entry.share_tokens
     backlog_charge(b, entry.lane, entry.level, entry.key, cost - cost_of(entry))

@@ -11,15 +11,16 @@
 #   1. its class has room, and so has the total      -> DOOR_IN
 #   2. it may be demoted, and a lower class has room -> DOOR_IN, in that class
 #   3. only the total is full, and one of a lower
-#      class waits that can be made to leave         -> DOOR_EVICT, then door_answer
+#      class waits, who can be made to leave         -> DOOR_EVICT, then door_answer
 #   4. its class may wait for a place                -> DOOR_WAIT, then door_next
 #   5. else                                          -> DOOR_FULL
 #
 # Who stands at the door (3 and 4) is a Guest: a number of the caller's, a class and a time
-# after which it waits no more. Those that wait for a place stand in one FIFO per class, and
-# the best class gets the next place. Those that asked for an eviction stand in one FIFO, in
-# the order in which the scheduler answers; each has a claim on a place of its class, so two
-# that ask at once cannot end with more than its cap inside.
+# after which it waits no more. Guests stand in one FIFO per class; nobody passes those of its
+# class, and the best class gets the next place. Some have asked for an eviction besides; these
+# stand in a second FIFO, in the order in which the scheduler answers, and no more of a class
+# than it has places left. Who waits for a place asks later, when one below it has come to the
+# scheduler: what is still having its prompt made cannot be made to leave.
 #
 # The breaker of a class:
 #
@@ -32,7 +33,7 @@
 # The lowest class opens as soon as the queue is full, and one more for each further open_ns
 # of the same overload, but never the best. The overload is over when the warning is. A probe
 # is an arrival that goes on to 1; what it finds is how full the queue is then. The mark is
-# the warning's.
+# the warning's of the total; the classes have warnings of their own, and no part in this.
 #
 # Times come in as `now_ns` and never go back. Owner: one thread, the event loop.
 
@@ -52,12 +53,6 @@ cpdef enum Breaker:
     BREAKER_HALF_OPEN = 1
     BREAKER_OPEN = 2
 
-cdef enum GuestState:
-    GUEST_NONE = 0          # free
-    GUEST_ASKS = 1          # wants somebody to leave
-    GUEST_WAITS = 2         # for a place
-    GUEST_GONE = 3          # has left while it asked; the answer is still to come
-
 # What the living device slots have in all, taken or not.
 cdef struct Seats:
     int64_t num_sequences
@@ -67,13 +62,21 @@ cdef struct Seats:
 cdef struct Guest:
     uint64_t user               # the caller's
     int64_t until_ns            # it stands here no longer
-    int64_t expire_ns           # the end of its time in the queue, this included; 0: none
-    uint32_t before, behind     # in its FIFO; behind also links the free ones
+    uint32_t before, behind     # in its class; behind also links the free ones
+    uint32_t next_ask           # of those that asked
     uint32_t level
-    uint32_t state
+    bint is_here                # false: free, or gone
+    bint asks                   # the answer is still to come; also of one that is gone
 
 cdef struct GuestQueue:
     uint32_t head, tail
+
+# Up from the moment that so many wait until fewer than `clear_at` do.
+cdef struct Warned:
+    int64_t raise_at        # 0: never
+    int64_t clear_at
+    bint is_up
+    bint was_told           # what Door.changes() has told
 
 # One class: its rules, who counts against them, its breaker, what happened.
 cdef struct DoorLevel:
@@ -82,10 +85,12 @@ cdef struct DoorLevel:
     bint demotes
     bint evicts
     int64_t num_pending     # inside and not started
-    int64_t num_asking      # asked for an eviction, and have a claim
-    uint32_t num_guests     # at the door, those gone among them
-    uint32_t num_waiting    # of these, for a place
+    int64_t num_submitted   # of these, in the scheduler's hands
+    int64_t num_asking      # guests that have asked for an eviction
+    uint32_t num_here       # guests
+    uint32_t num_taken      # places among the guests, of those gone as well
     GuestQueue waits
+    Warned warned
     uint32_t breaker
     uint32_t told_breaker   # what Door.changes() has told
     uint32_t num_good       # probes in a row that found the queue below the mark
@@ -93,7 +98,7 @@ cdef struct DoorLevel:
     uint64_t num_overflows  # found no room
     uint64_t num_demoted    # ... and came in with a lower class
     uint64_t num_evictions  # ... and came in for one that left
-    uint64_t num_waits      # ... and waited for a place
+    uint64_t num_waits      # ... and stood at the door
     uint64_t num_waits_lost     # ... in vain
     uint64_t num_full       # ... and were refused at once
     uint64_t num_broken     # sent away by the breaker
@@ -104,8 +109,8 @@ cdef struct DoorState:
     uint32_t num_levels
     uint32_t num_probes
     int64_t total
-    # How many waiting raise the warning (0: never), clear it, open the breaker (0: never).
-    int64_t warn, clear, full
+    Warned warned
+    int64_t full            # so many waiting open the breaker; 0: never
     int64_t open_ns
     Seats seats             # as the owner last saw them
     int64_t num_pending
@@ -114,14 +119,11 @@ cdef struct DoorState:
     # Of the arrival that is judged; 0 between arrivals.
     int64_t num_held        # places that it may not have
     bint is_promised        # it was promised one
-    bint is_warned
-    bint told_warned
     bint is_overrun         # the queue was full, and the warning has not been cleared since
     int64_t overrun_ns      # since then
-    uint64_t num_warnings
     Guest* guests
     uint32_t num_guests_max     # of each class
-    uint32_t capacity       # of `guests`
+    uint32_t capacity           # of `guests`
     uint32_t free_head
     uint32_t num_asks       # evictions asked for and not answered
     GuestQueue asks
@@ -156,7 +158,7 @@ cdef bint door_make_room(DoorState* d, uint32_t num_guests_max) noexcept nogil:
             return False
         d.guests = guests
         for i in range(d.capacity, capacity):
-            guests[i].state = GUEST_NONE
+            guests[i].is_here = guests[i].asks = False
             guests[i].behind = d.free_head
             d.free_head = i
         d.capacity = capacity
@@ -188,55 +190,77 @@ cdef inline void guests_unlink(DoorState* d, GuestQueue* queue, uint32_t index) 
         d.guests[behind].before = before
 
 
-# A new guest, or NOWHERE: there are as many of its class as there may be.
-cdef uint32_t guest_new(DoorState* d, uint32_t level, int64_t expire_ns,
-                        uint64_t user) noexcept nogil:
+# A new guest at the end of its class, or NOWHERE: there are as many as there may be. Its time
+# at the door is a part of its time in the queue, which ends with `expire_ns` (0: never).
+cdef uint32_t guest_new(DoorState* d, Verdict* verdict, int64_t now_ns,
+                        int64_t expire_ns) noexcept nogil:
+    cdef DoorLevel* own = &d.levels[verdict.level]
     cdef uint32_t index = d.free_head
-    if d.levels[level].num_guests >= d.num_guests_max or index == NOWHERE:
+    cdef Guest* guest
+    if own.num_taken >= d.num_guests_max or index == NOWHERE:
         return NOWHERE
-    d.free_head = d.guests[index].behind
-    d.levels[level].num_guests += 1
-    d.guests[index].level = level
-    d.guests[index].expire_ns = expire_ns
-    d.guests[index].user = user
+    guest = &d.guests[index]
+    d.free_head = guest.behind
+    guest.user = verdict.user
+    guest.level = verdict.level
+    guest.is_here = True
+    guest.asks = False
+    guest.until_ns = expire_ns if expire_ns else INT64_MAX
+    if own.place_wait_ns:
+        guest.until_ns = min(guest.until_ns, now_ns + own.place_wait_ns)
+    d.due_ns = min(d.due_ns, guest.until_ns)
+    guests_append(d, &own.waits, index)
+    own.num_here += 1
+    own.num_taken += 1
+    own.num_waits += 1
     return index
 
 
-cdef void guest_free(DoorState* d, uint32_t index) noexcept nogil:
-    d.levels[d.guests[index].level].num_guests -= 1
-    d.guests[index].state = GUEST_NONE
+cdef inline void guest_free(DoorState* d, uint32_t index) noexcept nogil:
+    d.levels[d.guests[index].level].num_taken -= 1
     d.guests[index].behind = d.free_head
     d.free_head = index
 
 
-cdef inline void guest_until(DoorState* d, Guest* guest, int64_t until_ns) noexcept nogil:
-    guest.until_ns = min(until_ns, guest.expire_ns) if guest.expire_ns else until_ns
-    d.due_ns = min(d.due_ns, guest.until_ns)
-
-
-# It waits for a place from now on.
-cdef void guest_wait(DoorState* d, uint32_t index, int64_t now_ns) noexcept nogil:
-    cdef Guest* guest = &d.guests[index]
-    cdef DoorLevel* own = &d.levels[guest.level]
-    guest.state = GUEST_WAITS
-    guest_until(d, guest, now_ns + own.place_wait_ns)
-    guests_append(d, &own.waits, index)
-    own.num_waiting += 1
-    own.num_waits += 1
-
-
-# It stands at the door no more, whatever comes of it.
+# It stands at the door no more, whatever has come of it.
 cdef void guest_leave(DoorState* d, uint32_t index) noexcept nogil:
     cdef Guest* guest = &d.guests[index]
     cdef DoorLevel* own = &d.levels[guest.level]
-    if guest.state == GUEST_WAITS:
-        guests_unlink(d, &own.waits, index)
-        own.num_waiting -= 1
-        guest_free(d, index)
-    else:
+    guests_unlink(d, &own.waits, index)
+    guest.is_here = False
+    own.num_here -= 1
+    if guest.asks:
         # Its place in the order of answers stays.
-        guest.state = GUEST_GONE
         own.num_asking -= 1
+    else:
+        guest_free(d, index)
+
+
+cdef void guest_ask(DoorState* d, uint32_t index) noexcept nogil:
+    d.guests[index].asks = True
+    d.guests[index].next_ask = NOWHERE
+    if d.asks.tail == NOWHERE:
+        d.asks.head = index
+    else:
+        d.guests[d.asks.tail].next_ask = index
+    d.asks.tail = index
+    d.num_asks += 1
+    d.levels[d.guests[index].level].num_asking += 1
+
+
+# The first that asked, here or gone, or NOWHERE. It asks no more.
+cdef uint32_t guest_answered(DoorState* d) noexcept nogil:
+    cdef uint32_t index = d.asks.head
+    if index == NOWHERE:
+        return NOWHERE
+    d.asks.head = d.guests[index].next_ask
+    if d.asks.head == NOWHERE:
+        d.asks.tail = NOWHERE
+    d.num_asks -= 1
+    d.guests[index].asks = False
+    if d.guests[index].is_here:
+        d.levels[d.guests[index].level].num_asking -= 1
+    return index
 
 
 # --- how full it is ---------------------------------------------------------------------
@@ -254,13 +278,18 @@ cdef inline int64_t num_stuck(const DoorState* d) noexcept nogil:
     return max(d.num_pending - num_startable(d), <int64_t> 0)
 
 
-cdef inline bint class_has_place(const DoorLevel* own) noexcept nogil:
-    return own.cap - own.num_pending - own.num_asking > 0
+# Of one class; the better ones start first.
+cdef int64_t num_stuck_of(const DoorState* d, uint32_t level) noexcept nogil:
+    cdef int64_t startable = num_startable(d)
+    cdef uint32_t better
+    for better in range(level):
+        startable -= d.levels[better].num_pending
+    return max(d.levels[level].num_pending - max(startable, <int64_t> 0), <int64_t> 0)
 
 
 cdef bint door_has_room(const DoorState* d, uint32_t level) noexcept nogil:
     cdef const DoorLevel* own = &d.levels[level]
-    cdef int64_t free_level = own.cap - own.num_pending - own.num_asking - d.num_held
+    cdef int64_t free_level = own.cap - own.num_pending - d.num_held
     cdef int64_t free_total = d.total - d.num_pending - d.num_held
     cdef int64_t startable
     cdef uint32_t better
@@ -282,6 +311,13 @@ cdef void breaker_open(DoorState* d, DoorLevel* own, int64_t now_ns) noexcept no
     own.num_opened += 1
 
 
+# A probe that finds less than that has found room.
+cdef inline int64_t mark_of(const DoorState* d) noexcept nogil:
+    if d.warned.raise_at:
+        return d.warned.raise_at
+    return d.full if d.full else d.total
+
+
 # Whether the breaker of this class sends an arrival away. Lets one through as a probe.
 cdef bint breaker_holds(DoorState* d, uint32_t level, int64_t now_ns) noexcept nogil:
     cdef DoorLevel* own = &d.levels[level]
@@ -292,7 +328,7 @@ cdef bint breaker_holds(DoorState* d, uint32_t level, int64_t now_ns) noexcept n
             return True
         own.breaker = BREAKER_HALF_OPEN
         own.num_good = 0
-    if num_stuck(d) >= (d.warn if d.warn else d.full):
+    if num_stuck(d) >= mark_of(d):
         breaker_open(d, own, now_ns)
         return False
     own.num_good += 1
@@ -301,29 +337,48 @@ cdef bint breaker_holds(DoorState* d, uint32_t level, int64_t now_ns) noexcept n
     return False
 
 
-# After anything that may have filled it.
-cdef void door_watch(DoorState* d, int64_t now_ns) noexcept nogil:
-    cdef int64_t stuck = num_stuck(d), num_open, i
+# Close the entry for so many of the lowest classes, but never for the best.
+cdef void door_trip(DoorState* d, int64_t num_classes, int64_t now_ns) noexcept nogil:
     cdef DoorLevel* own
-    if d.warn and stuck >= d.warn and not d.is_warned:
-        d.is_warned = True
-        d.num_warnings += 1
-    if d.full == 0 or stuck < d.full:
-        return
-    if not d.is_overrun:
-        d.is_overrun = True
-        d.overrun_ns = now_ns
-    num_open = min(1 + (now_ns - d.overrun_ns) // d.open_ns, <int64_t> d.num_levels - 1)
-    for i in range(num_open):
+    cdef int64_t i
+    for i in range(min(num_classes, <int64_t> d.num_levels - 1)):
         own = &d.levels[d.num_levels - 1 - i]
         if own.breaker != BREAKER_OPEN or now_ns >= own.open_until_ns:
             breaker_open(d, own, now_ns)
 
 
+cdef inline void raise_warning(Warned* warned, int64_t stuck) noexcept nogil:
+    if warned.raise_at and stuck >= warned.raise_at:
+        warned.is_up = True
+
+
+cdef inline void clear_warning(Warned* warned, int64_t stuck) noexcept nogil:
+    if stuck < warned.clear_at:
+        warned.is_up = False
+
+
+# After anything that may have filled it.
+cdef void door_watch(DoorState* d, int64_t now_ns) noexcept nogil:
+    cdef int64_t stuck = num_stuck(d)
+    raise_warning(&d.warned, stuck)
+    if d.full == 0 or stuck < d.full:
+        return
+    if not d.is_overrun:
+        d.is_overrun = True
+        d.overrun_ns = now_ns
+    door_trip(d, 1 + (now_ns - d.overrun_ns) // d.open_ns, now_ns)
+
+
 # After anything that may have emptied it.
 cdef void door_ease(DoorState* d) noexcept nogil:
-    if (d.is_warned or d.is_overrun) and num_stuck(d) < d.clear:
-        d.is_warned = d.is_overrun = False
+    cdef int64_t stuck = num_stuck(d)
+    cdef uint32_t level
+    clear_warning(&d.warned, stuck)
+    if stuck < d.warned.clear_at:
+        d.is_overrun = False
+    for level in range(d.num_levels):
+        if d.levels[level].warned.is_up:
+            clear_warning(&d.levels[level].warned, num_stuck_of(d, level))
 
 
 # --- arrivals ---------------------------------------------------------------------------
@@ -331,6 +386,7 @@ cdef void door_ease(DoorState* d) noexcept nogil:
 cdef void door_let_in(DoorState* d, uint32_t level, int64_t now_ns) noexcept nogil:
     d.levels[level].num_pending += 1
     d.num_pending += 1
+    raise_warning(&d.levels[level].warned, num_stuck_of(d, level))
     door_watch(d, now_ns)
 
 
@@ -344,16 +400,17 @@ cdef uint32_t class_below(DoorState* d, uint32_t level, int64_t now_ns) noexcept
     return NOWHERE
 
 
-# Whether somebody could be made to leave for one of this class, as far as is known here.
-# Only the scheduler knows who of them still waits.
+# Whether one more of this class may ask for somebody to leave, as far as is known here: only
+# the scheduler knows who of them still waits.
 cdef bint may_ask(const DoorState* d, uint32_t level) noexcept nogil:
+    cdef const DoorLevel* own = &d.levels[level]
     cdef int64_t num_lower = 0
     cdef uint32_t lower
-    if not (d.levels[level].evicts and class_has_place(&d.levels[level])
-            and d.num_asks < EVICTIONS_MAX):
+    if (not own.evicts or own.cap - own.num_pending - own.num_asking <= 0
+            or d.num_pending < d.total or d.num_asks >= EVICTIONS_MAX):
         return False
     for lower in range(level + 1, d.num_levels):
-        num_lower += d.levels[lower].num_pending
+        num_lower += d.levels[lower].num_submitted
     # Those who asked before take theirs first.
     return num_lower > d.num_asks
 
@@ -394,132 +451,150 @@ cdef void door_stand(DoorState* d, int64_t now_ns, int64_t expire_ns,
                      Verdict* verdict) noexcept nogil:
     cdef DoorLevel* own = &d.levels[verdict.level]
     cdef bint asks = may_ask(d, verdict.level)
-    cdef uint32_t guest = NOWHERE
     if asks or own.place_wait_ns:
-        guest = guest_new(d, verdict.level, expire_ns, verdict.user)
-    verdict.guest = guest
-    if guest == NOWHERE:
+        verdict.guest = guest_new(d, verdict, now_ns, expire_ns)
+    if verdict.guest == NOWHERE:
         own.num_full += 1
         verdict.say = DOOR_FULL
-    elif asks:
-        d.guests[guest].state = GUEST_ASKS
-        guest_until(d, &d.guests[guest], INT64_MAX)
-        guests_append(d, &d.asks, guest)
-        d.num_asks += 1
-        own.num_asking += 1
+        return
+    verdict.at_ns = d.guests[verdict.guest].until_ns
+    verdict.say = DOOR_WAIT
+    if asks:
+        guest_ask(d, verdict.guest)
         verdict.say = DOOR_EVICT
-    else:
-        guest_wait(d, guest, now_ns)
-        verdict.say = DOOR_WAIT
-        verdict.at_ns = d.guests[guest].until_ns
 
 
 # --- guests, later ----------------------------------------------------------------------
 
-# The scheduler's answer to the first that asked. One that left for it must have been counted
-# out before. Its place goes to the one that asked; where nobody left, that one goes on to 4.
+cdef inline void verdict_of(const DoorState* d, uint32_t index, Verdict* verdict,
+                            DoorSays say) noexcept nogil:
+    verdict.say = say
+    verdict.user = d.guests[index].user
+    verdict.level = d.guests[index].level
+    verdict.guest = index
+    verdict.at_ns = d.guests[index].until_ns
+
+
+cdef void guest_come_in(DoorState* d, uint32_t index, int64_t now_ns,
+                        Verdict* verdict) noexcept nogil:
+    verdict_of(d, index, verdict, DOOR_IN)
+    guest_leave(d, index)
+    door_let_in(d, verdict.level, now_ns)
+
+
+# A guest goes away, by itself or because its time is over.
+cdef void door_give_up(DoorState* d, uint32_t index) noexcept nogil:
+    d.levels[d.guests[index].level].num_waits_lost += 1
+    guest_leave(d, index)
+
+
+# The scheduler's answer to the first that asked. Who left for it has been counted out before.
+# Its place goes to the one that asked; where nobody left, that one goes on to 4.
 cdef void door_answer(DoorState* d, bint was_evicted, int64_t now_ns,
                       Verdict* verdict) noexcept nogil:
-    cdef uint32_t index = d.asks.head
-    cdef Guest* guest
+    cdef uint32_t index = guest_answered(d)
     cdef DoorLevel* own
     verdict.say = DOOR_NOBODY
     if index == NOWHERE:
         return
-    guest = &d.guests[index]
-    own = &d.levels[guest.level]
-    guests_unlink(d, &d.asks, index)
-    d.num_asks -= 1
-    if guest.state == GUEST_GONE:
+    if not d.guests[index].is_here:
         guest_free(d, index)
         return
-    own.num_asking -= 1
-    verdict.user = guest.user
-    verdict.level = guest.level
-    verdict.guest = index
-    if (was_evicted or own.waits.head == NOWHERE) and door_has_room(d, guest.level):
-        verdict.say = DOOR_IN
+    own = &d.levels[d.guests[index].level]
+    if (was_evicted or own.waits.head == index) and door_has_room(d, d.guests[index].level):
         own.num_evictions += was_evicted
-        guest_free(d, index)
-        door_let_in(d, verdict.level, now_ns)
+        guest_come_in(d, index, now_ns, verdict)
     elif own.place_wait_ns:
-        guest_wait(d, index, now_ns)
-        verdict.say = DOOR_WAIT
-        verdict.at_ns = guest.until_ns
+        verdict_of(d, index, verdict, DOOR_WAIT)
     else:
-        own.num_full += 1
-        verdict.say = DOOR_FULL
-        guest_free(d, index)
+        verdict_of(d, index, verdict, DOOR_FULL)
+        door_give_up(d, index)
 
 
-# A guest goes away by itself.
-cdef void door_give_up(DoorState* d, uint32_t index) noexcept nogil:
-    if d.guests[index].state == GUEST_WAITS:
-        d.levels[d.guests[index].level].num_waits_lost += 1
-    guest_leave(d, index)
-
-
-cdef uint32_t first_late(DoorState* d, GuestQueue* queue, int64_t now_ns) noexcept nogil:
-    cdef uint32_t index = queue.head
-    while index != NOWHERE:
-        if d.guests[index].state != GUEST_GONE:
-            if d.guests[index].until_ns <= now_ns:
-                return index
-            d.due_ns = min(d.due_ns, d.guests[index].until_ns)
+cdef uint32_t first_late(DoorState* d, const DoorLevel* own, int64_t now_ns) noexcept nogil:
+    cdef uint32_t index = own.waits.head
+    while index != NOWHERE and d.guests[index].until_ns > now_ns:
+        d.due_ns = min(d.due_ns, d.guests[index].until_ns)
         index = d.guests[index].behind
-    return NOWHERE
+    return index
 
 
 # A guest whose time is over, or NOWHERE. Looks at all of them only when one may be late.
 cdef uint32_t late_guest(DoorState* d, int64_t now_ns) noexcept nogil:
-    cdef uint32_t level, index
+    cdef uint32_t level, index = NOWHERE
     if now_ns < d.due_ns:
         return NOWHERE
     d.due_ns = INT64_MAX
-    index = first_late(d, &d.asks, now_ns)
     for level in range(d.num_levels):
         if index == NOWHERE:
-            index = first_late(d, &d.levels[level].waits, now_ns)
+            index = first_late(d, &d.levels[level], now_ns)
     if index != NOWHERE:
         # There may be more.
         d.due_ns = now_ns
     return index
 
 
-# What became of a guest meanwhile: DOOR_IN, there is a place for it, or DOOR_FULL, its time
-# is over. False: nothing to tell. To be asked until then, whenever somebody may have left
-# and whenever `due_ns` has come.
-cdef bint door_next(DoorState* d, int64_t now_ns, Verdict* verdict) noexcept nogil:
-    cdef uint32_t level, index = late_guest(d, now_ns)
-    if index != NOWHERE:
-        verdict.say = DOOR_FULL
-        verdict.user = d.guests[index].user
-        verdict.level = d.guests[index].level
-        verdict.guest = index
-        door_give_up(d, index)
-        return True
+# The guest that there is a place for, or NOWHERE.
+cdef uint32_t guest_with_room(const DoorState* d) noexcept nogil:
+    cdef uint32_t level, index
     for level in range(d.num_levels):
         index = d.levels[level].waits.head
-        if index != NOWHERE and door_has_room(d, level):
-            verdict.say = DOOR_IN
-            verdict.user = d.guests[index].user
-            verdict.level = level
-            verdict.guest = index
-            guest_leave(d, index)
-            door_let_in(d, level, now_ns)
-            return True
+        if index == NOWHERE:
+            continue
+        if d.guests[index].asks:
+            # It has a place coming, or takes this one when it hears that it has not.
+            return NOWHERE
+        if door_has_room(d, level):
+            return index
+    return NOWHERE
+
+
+# A guest for whom somebody could be made to leave by now, or NOWHERE.
+cdef uint32_t guest_to_ask(const DoorState* d) noexcept nogil:
+    cdef uint32_t level, index
+    for level in range(d.num_levels):
+        if d.levels[level].num_here > d.levels[level].num_asking and may_ask(d, level):
+            index = d.levels[level].waits.head
+            while d.guests[index].asks:
+                index = d.guests[index].behind
+            return index
+    return NOWHERE
+
+
+# What became of a guest meanwhile: DOOR_FULL, its time is over; DOOR_IN, there is a place for
+# it; or DOOR_EVICT, the scheduler is to be asked for it, and it still waits. False: nothing to
+# tell. To be asked until then, whenever somebody was submitted or may have left, and whenever
+# `due_ns` has come.
+cdef bint door_next(DoorState* d, int64_t now_ns, Verdict* verdict) noexcept nogil:
+    cdef uint32_t index = late_guest(d, now_ns)
+    if index != NOWHERE:
+        verdict_of(d, index, verdict, DOOR_FULL)
+        door_give_up(d, index)
+        return True
+    index = guest_with_room(d)
+    if index != NOWHERE:
+        guest_come_in(d, index, now_ns, verdict)
+        return True
+    index = guest_to_ask(d)
+    if index != NOWHERE:
+        guest_ask(d, index)
+        verdict_of(d, index, verdict, DOOR_EVICT)
+        return True
     return False
 
 
 # --- what happens to those inside -------------------------------------------------------
 
 # It is in the scheduler's hands; its prompt is known.
-cdef inline void door_submit(DoorState* d, int64_t footprint_tokens) noexcept nogil:
+cdef inline void door_submit(DoorState* d, uint32_t level,
+                             int64_t footprint_tokens) noexcept nogil:
+    d.levels[level].num_submitted += 1
     d.kv_tokens += footprint_tokens
 
 
 # It got a sequence.
 cdef inline void door_start(DoorState* d, uint32_t level) noexcept nogil:
+    d.levels[level].num_submitted -= 1
     d.levels[level].num_pending -= 1
     d.num_pending -= 1
     d.num_running += 1
@@ -541,6 +616,7 @@ cdef inline void door_settle(DoorState* d, uint32_t level, int64_t footprint_tok
         d.num_running -= 1
         door_ease(d)
     else:
+        d.levels[level].num_submitted -= 1
         door_leave(d, level)
 
 

@@ -9,7 +9,8 @@ cdef dict door_figures(const DoorLevel* own, int64_t now_ns):
         "cap": own.cap,
         "num_pending": own.num_pending,
         "num_asking": own.num_asking,
-        "num_place_waiting": own.num_waiting,
+        "num_place_waiting": own.num_here,
+        "is_warned": bool(own.warned.is_up),
         "breaker": breaker,
         "num_overflows": own.num_overflows,
         "num_demoted": own.num_demoted,
@@ -44,20 +45,21 @@ cdef class Door:
         free(self.door.guests)
 
     def set_rules(self, *, caps, int64_t total, demotes, evicts, place_waits_ns,
-                  uint32_t num_guests_max, int64_t warn, int64_t clear, int64_t full,
-                  int64_t open_ns, uint32_t num_probes):
+                  uint32_t num_guests_max, warns, clears, int64_t full, int64_t open_ns,
+                  uint32_t num_probes):
         """Set all rules; who is inside or waits for a place keeps its own, so call tend().
 
-        One of `caps`, `demotes`, `evicts` and `place_waits_ns` for each class, the best first.
-        `warn`, `clear` and `full` are numbers of waiting requests, 0 for never; without `full` all
-        breakers are closed. Raises ValueError.
+        One of `caps`, `demotes`, `evicts` and `place_waits_ns` for each class, the best first;
+        one more of `warns` and `clears`, for the total. These and `full` are numbers of waiting
+        requests, 0 for never; without `full` all breakers are closed. Raises ValueError.
         """
         cdef DoorState* d = &self.door
         cdef uint32_t i
-        if not len(caps) == len(demotes) == len(evicts) == len(place_waits_ns) == d.num_levels:
+        if not (len(caps) == len(demotes) == len(evicts) == len(place_waits_ns) == d.num_levels
+                and len(warns) == len(clears) == d.num_levels + 1):
             raise ValueError("one of each for every class")
-        if (total < 0 or min(caps) < 0 or min(place_waits_ns) < 0 or warn < 0 or clear < 0
-                or full < 0 or open_ns < 1 or num_probes < 1 or num_guests_max > 1 << 16):
+        if (min(total, full, *caps, *place_waits_ns, *warns, *clears) < 0
+                or open_ns < 1 or num_probes < 1 or num_guests_max > 1 << 16):
             raise ValueError("bounds and times are not negative, open_ns and num_probes at least 1")
         if not door_make_room(d, num_guests_max):
             raise MemoryError
@@ -66,11 +68,13 @@ cdef class Door:
             d.levels[i].demotes = demotes[i]
             d.levels[i].evicts = evicts[i]
             d.levels[i].place_wait_ns = place_waits_ns[i]
+            d.levels[i].warned.raise_at = warns[i]
+            d.levels[i].warned.clear_at = clears[i]
             if full == 0:
                 d.levels[i].breaker = BREAKER_CLOSED
+        d.warned.raise_at = warns[d.num_levels]
+        d.warned.clear_at = clears[d.num_levels]
         d.total = total
-        d.warn = warn
-        d.clear = clear
         d.full = full
         d.open_ns = open_ns
         d.num_probes = num_probes
@@ -101,10 +105,9 @@ cdef class Door:
     @property
     def num_guests(self):
         """Those at the door that were not told yet."""
-        cdef uint32_t i
-        cdef int64_t num = 0
+        cdef uint32_t i, num = 0
         for i in range(self.door.num_levels):
-            num += self.door.levels[i].num_waiting + self.door.levels[i].num_asking
+            num += self.door.levels[i].num_here
         return num
 
     @property
@@ -129,8 +132,7 @@ cdef class Door:
             "num_pending": d.num_pending,
             "num_running": d.num_running,
             "num_stuck": num_stuck(d),
-            "is_warned": bool(d.is_warned),
-            "num_warnings": d.num_warnings,
+            "is_warned": bool(d.warned.is_up),
             "num_asks": d.num_asks,
             "num_guests": self.num_guests,
             "num_guests_max": <uint64_t> d.num_guests_max * d.num_levels,
@@ -138,19 +140,28 @@ cdef class Door:
         }
 
     def changes(self):
-        """What has changed since this was last asked: (level, state of its breaker), and
-        (None, whether the warning is up)."""
+        """What has changed since this was last asked, as a list of (what, class, state).
+
+        ("warning", class or None for the total, whether it is up), ("breaker", class, Breaker)
+        """
         cdef DoorState* d = &self.door
         cdef list changes = []
         cdef uint32_t i
-        if d.is_warned != d.told_warned:
-            d.told_warned = d.is_warned
-            changes.append((None, int(d.is_warned)))
+        if d.warned.is_up != d.warned.was_told:
+            d.warned.was_told = d.warned.is_up
+            changes.append(("warning", None, int(d.warned.is_up)))
         for i in range(d.num_levels):
+            if d.levels[i].warned.is_up != d.levels[i].warned.was_told:
+                d.levels[i].warned.was_told = d.levels[i].warned.is_up
+                changes.append(("warning", i, int(d.levels[i].warned.is_up)))
             if d.levels[i].breaker != d.levels[i].told_breaker:
                 d.levels[i].told_breaker = d.levels[i].breaker
-                changes.append((i, d.levels[i].breaker))
+                changes.append(("breaker", i, d.levels[i].breaker))
         return changes
+
+    def trip(self, num_classes, int64_t now_ns):
+        """Open the breakers of so many of the lowest classes, but never of the best."""
+        door_trip(&self.door, num_classes, now_ns)
 
     # --- at the door --------------------------------------------------------------------
 
@@ -167,7 +178,7 @@ cdef class Door:
 
         `num_held` places are held for others. One that was promised a place passes a breaker.
 
-        DOOR_IN: it is in, in that class. DOOR_EVICT: ask the scheduler, then answer().
+        DOOR_IN: it is in, in that class. DOOR_EVICT: ask the scheduler, then answer(). It and
         DOOR_WAIT: tend() tells, at the latest when `at_ns` has come. DOOR_FULL: no. DOOR_BROKEN:
         not before `at_ns`.
         """
@@ -192,7 +203,10 @@ cdef class Door:
         return verdict.say, verdict.user, verdict.level
 
     def tend(self, int64_t now_ns):
-        """What became of guests meanwhile: a list of (DOOR_IN or DOOR_FULL, user, class)."""
+        """What became of guests meanwhile: a list of (DoorSays, user, class).
+
+        DOOR_IN and DOOR_FULL are the last of a guest. DOOR_EVICT: ask the scheduler, it waits on.
+        """
         cdef Verdict verdict
         cdef list told = []
         while door_next(&self.door, now_ns, &verdict):
@@ -202,15 +216,16 @@ cdef class Door:
     def give_up(self, uint32_t guest):
         """A guest that was not told yet goes away. Raises IndexError if it is none."""
         cdef DoorState* d = &self.door
-        if guest >= d.capacity or d.guests[guest].state not in (GUEST_ASKS, GUEST_WAITS):
+        if guest >= d.capacity or not d.guests[guest].is_here:
             raise IndexError("no such guest")
         door_give_up(d, guest)
 
     # --- inside -------------------------------------------------------------------------
 
-    def submit(self, int64_t footprint_tokens):
+    def submit(self, uint32_t level, int64_t footprint_tokens):
         """One that came in is in the scheduler's hands."""
-        door_submit(&self.door, footprint_tokens)
+        self.check_level(level)
+        door_submit(&self.door, level, footprint_tokens)
 
     def start(self, uint32_t level):
         """It got a sequence."""

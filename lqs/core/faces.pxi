@@ -194,7 +194,7 @@ cdef class Backlog:
         entry.arrival_no = self.num_arrived
         entry.deadline_ns = deadline_ns
         entry.num_prompt_tokens = cost
-        entry.footprint_tokens = footprint_tokens
+        entry.share_tokens = footprint_tokens
         entry.state = WAITING
         self.num_arrived += 1
         backlog_push(&self.backlog, index)
@@ -308,6 +308,12 @@ cdef class Ledger:
         """Note that promised tokens are filled. Raises LedgerBroken."""
         self.check(slot, 0)
         if ledger_use(&self.ledger, slot, tokens):
+            raise LedgerBroken
+
+    def shrink(self, uint32_t slot, uint32_t key, uint32_t reserved, uint32_t used):
+        """Give part of a promise back and keep the sequence. Raises LedgerBroken."""
+        self.check(slot, key)
+        if ledger_shrink(&self.ledger, slot, key, reserved, used):
             raise LedgerBroken
 
     def release(self, uint32_t slot, uint32_t key, uint32_t reserved, uint32_t used):

@@ -1,8 +1,10 @@
 # The token ledger: what each device slot has promised, and what each key was given.
 #
-# KV is promised, not hoped for: a request starts only if all that it may need is free, so
-# nothing that runs ever has to end for want of memory. Integers throughout; every amount
-# that is given back is the amount that was taken, so the sums are exact whatever the order.
+# KV is promised, not hoped for: a request holds no cell that was not promised to it, and the
+# promises never exceed the device slot, so nothing that runs ever has to end for want of
+# memory. A promise covers all that a request may need, or grows with it (growth.pxi).
+# Integers throughout; every amount that is given back is the amount that was taken, so the
+# sums are exact whatever the order.
 #
 # Owner: the scheduler's thread writes, any thread may read a single figure.
 
@@ -82,20 +84,32 @@ cdef int ledger_use(LedgerState* ledger, uint32_t slot, uint64_t tokens) noexcep
     return LEDGER_OK
 
 
-# Give back a promise of `reserved` tokens of which `used` were filled, and the sequence.
-cdef int ledger_release(LedgerState* ledger, uint32_t slot, uint32_t key, uint64_t reserved,
-                        uint64_t used) noexcept nogil:
+# Give back part of a promise; its sequence stays taken.
+cdef int ledger_shrink(LedgerState* ledger, uint32_t slot, uint32_t key, uint64_t reserved,
+                       uint64_t used) noexcept nogil:
     cdef SlotAccount* account = &ledger.slots[slot]
     cdef KeyAccount* payer = &ledger.keys[key]
-    if (account.num_running == 0 or reserved > account.reserved or reserved > payer.reserved
-            or used > account.used or account.used - used > account.reserved - reserved):
+    if (reserved > account.reserved or reserved > payer.reserved or used > account.used
+            or account.used - used > account.reserved - reserved):
         lqs_assert(False)
         return LEDGER_BROKEN
     bump(&account.used, -<int64_t> used)
     bump(&account.reserved, -<int64_t> reserved)
-    bump(&account.num_running, -1)
     bump(&payer.reserved, -<int64_t> reserved)
     return LEDGER_OK
+
+
+# Give back a promise of `reserved` tokens of which `used` were filled, and the sequence.
+cdef int ledger_release(LedgerState* ledger, uint32_t slot, uint32_t key, uint64_t reserved,
+                        uint64_t used) noexcept nogil:
+    cdef int rc
+    if ledger.slots[slot].num_running == 0:
+        lqs_assert(False)
+        return LEDGER_BROKEN
+    rc = ledger_shrink(ledger, slot, key, reserved, used)
+    if rc == LEDGER_OK:
+        bump(&ledger.slots[slot].num_running, -1)
+    return rc
 
 
 # Release, and book what was really computed.

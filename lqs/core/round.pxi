@@ -1,6 +1,6 @@
 # The scheduler's round.
 #
-#     bury -> take submitted -> take feedback -> sweep -> expire -> start -> publish
+#     bury -> take submitted -> take feedback -> sweep -> expire -> grow -> start -> publish
 #
 # Each is bounded, so a round stays short whatever has piled up; what is left over makes
 # the next round due at once. Time is an argument: the same round runs in the server, in
@@ -44,6 +44,8 @@ cdef struct Permit:
 cdef struct Books:
     BacklogState backlog
     LedgerState ledger
+    Lengths lengths
+    Growth* growths                 # by device slot
     BackfillState backfill
     LanesState shares
     uint32_t running[MAX_DEVICE_SLOTS][MAX_LEVELS]  # by device slot and class
@@ -54,6 +56,7 @@ cdef struct Books:
     Permit permits[MAX_LEVELS]
     Permit total
     uint64_t num_running            # atomic, one writer
+    uint64_t num_started            # the source of Attempt.order
     uint64_t num_decisions          # atomic, one writer: requests looked at, fitting or not
     uint64_t num_rounds             # atomic, one writer
     uint64_t num_broken             # atomic, one writer: ledger or handle mismatches
@@ -154,15 +157,16 @@ cdef uint64_t sequence_limit(SchedulerState* s, uint32_t slot, uint32_t level) n
 cdef bint has_room(SchedulerState* s, uint32_t slot, uint32_t index) noexcept nogil:
     cdef Books* books = books_of(s)
     cdef SlotAccount* account = &books.ledger.slots[slot]
-    cdef Passed* holder = holder_of(&books.backfill, slot)
+    cdef Passed* passed = holder_of(&books.backfill, slot)
+    cdef const Entry* entry = &s.table[index]
+    cdef const Entry* holder = NULL
     cdef uint64_t sequences = 1
-    cdef uint64_t tokens = s.table[index].footprint_tokens
-    if holder != NULL and holder.index != index:
+    if passed != NULL and passed.index != index:
+        holder = &s.table[passed.index]
         sequences += 1
-        tokens += s.table[holder.index].footprint_tokens
-    return (serves(s.slots[slot], &s.table[index])
-            and account.num_running + sequences <= sequence_limit(s, slot, s.table[index].level)
-            and tokens <= account.capacity - account.reserved)
+    return (serves(s.slots[slot], entry)
+            and account.num_running + sequences <= sequence_limit(s, slot, entry.level)
+            and has_cells(s, slot, entry, holder))
 
 
 # Least connections: of the device slots that can start it now, the one that runs least for
@@ -307,8 +311,10 @@ cdef bint start(SchedulerState* s, Choice choice, uint32_t slot, int64_t now_ns)
     cdef Attempt* attempt = attempt_new(s.out_buffer_bytes)
     if attempt == NULL:
         return False
-    ledger_reserve(&books.ledger, slot, entry.key, entry.footprint_tokens)
-    ledger_use(&books.ledger, slot, min(entry.num_prompt_tokens, entry.footprint_tokens))
+    attempt.reserved = first_promise(s.slots[slot], entry)
+    attempt.used = min(entry.num_prompt_tokens, attempt.reserved)
+    ledger_reserve(&books.ledger, slot, entry.key, attempt.reserved)
+    ledger_use(&books.ledger, slot, attempt.used)
     backlog_take(&books.backlog, choice)
     leave_backlog(s, choice.index, now_ns)
     entry.epoch += 1
@@ -322,6 +328,13 @@ cdef bint start(SchedulerState* s, Choice choice, uint32_t slot, int64_t now_ns)
     attempt.key = entry.key
     attempt.num_prompt_tokens = entry.num_prompt_tokens
     attempt.max_tokens = entry.max_tokens
+    attempt.footprint_tokens = entry.footprint_tokens
+    attempt.level = entry.level
+    attempt.granted = attempt.reserved
+    attempt.order = books.num_started
+    books.num_started += 1
+    expect(&books.lengths, s.slots[slot], attempt)
+    growth_add(&books.growths[slot], attempt)
     entry.attempt = attempt
     store_relaxed32(&entry.state, RUNNING)
     bump(&book.num_started, 1)
@@ -348,16 +361,21 @@ cdef void settle(SchedulerState* s, uint32_t index, bint is_lost) noexcept nogil
     cdef Books* books = books_of(s)
     cdef Entry* entry = &s.table[index]
     cdef Attempt* attempt = entry.attempt
-    cdef uint64_t used = min(entry.num_prompt_tokens, entry.footprint_tokens)
     cdef int64_t cost = 0
     cdef int rc
+    growth_remove(&books.growths[attempt.slot], attempt)
     if is_lost:
         # A worker that may still write: its figures are not ours to read.
-        rc = ledger_release(&books.ledger, attempt.slot, entry.key, entry.footprint_tokens, used)
+        rc = ledger_release(&books.ledger, attempt.slot, entry.key, attempt.reserved,
+                            attempt.used)
     else:
         cost = <int64_t> entry.num_prompt_tokens + 2 * <int64_t> attempt.num_completion_tokens
-        rc = ledger_settle(&books.ledger, attempt.slot, entry.key, entry.footprint_tokens, used,
-                           entry.num_prompt_tokens, attempt.num_completion_tokens)
+        rc = ledger_settle(&books.ledger, attempt.slot, entry.key, attempt.reserved,
+                           attempt.used, entry.num_prompt_tokens,
+                           attempt.num_completion_tokens)
+        # Relaxed: the feedback ring has brought it.
+        if load_relaxed32(&attempt.finish) in (FINISH_STOP, FINISH_LENGTH):
+            note_length(&books.lengths, entry.key, entry.model, attempt.num_completion_tokens)
     if rc != LEDGER_OK:
         bump(&books.num_broken, 1)
     backlog_settle(&books.backlog, entry, cost)
@@ -405,11 +423,22 @@ cdef void bury(SchedulerState* s) noexcept nogil:
         books.sweep_next = 0
 
 
+# What it counts for in the share of its lane, from now on until it is settled: what it will
+# probably hold in the end.
+cdef uint32_t expected_share(SchedulerState* s, const Entry* entry) noexcept nogil:
+    cdef uint32_t i
+    for i in range(s.num_slots):
+        if serves(s.slots[i], entry) and s.slots[i].kv_block:
+            return expected_end_of(&books_of(s).lengths, s.slots[i], entry)
+    return entry.footprint_tokens
+
+
 cdef void enqueue(SchedulerState* s, uint32_t index) noexcept nogil:
     cdef Books* books = books_of(s)
     cdef Entry* entry = &s.table[index]
     cdef LevelBook* book = &books.levels[entry.level]
     entry.epoch = 0
+    entry.share_tokens = expected_share(s, entry)
     entry.rank = queue_join(queue_of(books, entry))
     bump(&book.num_enqueued, 1)
     bump(&book.num_waiting, 1)
@@ -551,6 +580,7 @@ cdef int64_t scheduler_round(SchedulerState* s, int64_t now_ns) noexcept nogil:
     take_feedback(s)
     has_more |= sweep(s, now_ns)
     has_more |= expire(s, now_ns)
+    tend_promises(s)
     has_more |= start_waiting(s, now_ns)
     publish(s, now_ns)
     wake_others(s)

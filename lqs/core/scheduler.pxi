@@ -155,11 +155,12 @@ cdef class Scheduler:
         state_free(self.state)
 
     def add_device_slot(self, *, uint16_t model=0, uint64_t kv_tokens, uint32_t num_sequences,
-                        uint32_t num_extra=0, double weight=1.0):
+                        uint32_t num_extra=0, double weight=1.0, uint32_t kv_block=0):
         """Add one model on one device, before the first request: its number.
 
         `num_extra` sequences are there beside the others for who is of a better class than
-        somebody that runs there.
+        somebody that runs there. With a `kv_block` a request is promised its prompt and grows
+        by so many tokens (see core/growth.pxi); without one it is promised all that it may need.
         """
         cdef SchedulerState* s = self.state
         cdef DeviceSlot* slot
@@ -169,13 +170,16 @@ cdef class Scheduler:
             raise ValueError("too many device slots")
         if not 1 <= num_sequences <= 65536 or num_extra > 65536 or not 0 < weight <= 1e6:
             raise ValueError("num_sequences at least 1, weight above 0")
+        if kv_block > 1U << 20:
+            raise ValueError("kv_block must be at most 2**20 tokens")
         slot = <DeviceSlot*> new_lines(sizeof(DeviceSlot))
         if slot == NULL:
             raise MemoryError
         slot.waker.fd = -1
         if (ring_init(&slot.dispatch, num_sequences + num_extra)
                 or ring_init(&slot.feedback, num_sequences + num_extra)
-                or ring_init(&slot.events, s.capacity) or waker_init(&slot.waker)):
+                or ring_init(&slot.events, s.capacity) or waker_init(&slot.waker)
+                or growth_init(&books_of(s).growths[s.num_slots], num_sequences + num_extra)):
             slot_free(slot)
             raise MemoryError
         slot.index = s.num_slots
@@ -183,6 +187,7 @@ cdef class Scheduler:
         slot.kv_tokens = kv_tokens
         slot.num_sequences = num_sequences
         slot.weight = weight
+        slot.kv_block = kv_block
         books_of(s).ledger.slots[slot.index].capacity = kv_tokens
         books_of(s).ledger.slots[slot.index].num_sequences = num_sequences
         books_of(s).ledger.slots[slot.index].num_extra = num_extra
@@ -590,6 +595,14 @@ cdef class Scheduler:
             raise IndexError("no such key")
         return key_figures(&books_of(self.state).ledger.keys[key])
 
+    def seen_completion(self, uint32_t key, uint16_t model):
+        """Tokens that half of the answers of this key had at most; 0: too few are known."""
+        return seen_completion(&books_of(self.state).lengths, key, model, 0)
+
+    def predicted_completion(self, uint32_t key, uint16_t model, uint32_t max_tokens):
+        """Tokens that an answer of this key will probably have; a guess, from any thread."""
+        return predicted_completion(&books_of(self.state).lengths, key, model, max_tokens, 0)
+
     @property
     def num_running(self):
         """Requests that hold a sequence."""
@@ -616,7 +629,8 @@ cdef class Scheduler:
         """What each device slot has and has promised."""
         cdef Books* books = books_of(self.state)
         cdef uint32_t i
-        return [{**slot_figures(&books.ledger.slots[i]), "model": self.state.slots[i].model,
+        return [{**slot_figures(&books.ledger.slots[i]), **growth_figures(&books.growths[i]),
+                 "model": self.state.slots[i].model,
                  "num_extra": books.ledger.slots[i].num_extra,
                  "is_dead": bool(is_dead(self.state, i))} for i in range(self.state.num_slots)]
 
@@ -716,6 +730,14 @@ cdef class Scheduler:
     def is_cancelled(self, uint64_t handle):
         """Whether its client wants it ended. Raises ValueError if it does not run."""
         return bool(wants_end(self.state, self.running_attempt(handle)))
+
+    def ask_growth(self, uint64_t handle, uint32_t tokens):
+        """Ask for a promise of so many KV tokens in all. Raises ValueError if it does not run."""
+        ask_growth(self.state, self.running_attempt(handle), tokens)
+
+    def granted(self, uint64_t handle):
+        """KV tokens it may hold; 0: it is to give up its cells. Raises ValueError if it does not run."""
+        return granted_tokens(self.running_attempt(handle))
 
     def end_step(self):
         """Wake who sleeps, loop and scheduler; how many eventfd writes that took."""

@@ -19,9 +19,10 @@ cdef int state_init(SchedulerState* s, uint32_t capacity) noexcept nogil:
 cdef int books_init(Books* books, SchedulerState* s, uint32_t num_lanes, uint32_t num_levels,
                     uint32_t num_keys) noexcept nogil:
     books.sweep_next = s.capacity
+    books.growths = <Growth*> calloc(MAX_DEVICE_SLOTS, sizeof(Growth))
     books.expiry.capacity_min = s.capacity
     books.expiry.places = new_places(s.capacity)
-    if (books.expiry.places == NULL
+    if (books.expiry.places == NULL or books.growths == NULL or lengths_init(&books.lengths)
             or backlog_init(&books.backlog, s.table, s.capacity, num_lanes, num_levels, num_keys)
             or ledger_init(&books.ledger, MAX_DEVICE_SLOTS, num_keys)):
         return -1
@@ -42,6 +43,10 @@ cdef void state_free(SchedulerState* s) noexcept nogil:
     for i in range(s.num_slots):
         slot_free(s.slots[i])
     if books != NULL:
+        for i in range(s.num_slots):
+            growth_free(&books.growths[i])
+        free(books.growths)
+        lengths_free(&books.lengths)
         backlog_free(&books.backlog)
         ledger_free(&books.ledger)
         free(books.expiry.memory)

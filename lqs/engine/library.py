@@ -184,8 +184,9 @@ def make_worker(
     flash_attention: bool,
     inter_token_target_ms: float,
     n_extra: int,
+    swap_bytes: int,
 ) -> _engine.Worker:
-    """Open a worker, warm it up and calibrate its step. Raises DeviceError."""
+    """Open a worker, warm it up and calibrate its step and its swapping. Raises DeviceError."""
     try:
         worker = _engine.Worker(
             scheduler,
@@ -201,9 +202,11 @@ def make_worker(
             num_cached=prefix_sequences,
             flash_attn=-1 if flash_attention else 0,
             n_extra=n_extra,
+            swap_bytes=swap_bytes,
         )
         worker.open()
         worker.calibrate(inter_token_target_ms)
+        worker.calibrate_swap()
     except (_engine.EngineError, ValueError, MemoryError) as error:
         raise DeviceError(f"the device slot cannot be opened: {error}") from None
     return worker

@@ -59,7 +59,9 @@ cdef bint open_sequence(WorkerData* w, Sequence* seq, Attempt* attempt, const Wo
     seq.scope = work.scope
     seq.phase = PHASE_PREFILL
     seq.num_prompt = work.num_prompt
+    seq.num_fill = work.num_prompt
     seq.num_generated = 0
+    seq.granted = granted_tokens(attempt)
     seq.order = w.num_started
     seq.last_step = w.step_no
     seq.in_batch = 0
@@ -100,6 +102,7 @@ cdef void close_sequence(WorkerData* w, Sequence* seq, uint32_t finish, int32_t 
     w.has_news = True
     w.num_active -= 1
     set_suspect(w, seq, False)
+    leave_out(w, seq)
     sampler_free(&seq.sampler)
     text_free(&seq.text)
     keep_or_drop(w, seq, finish)
@@ -142,6 +145,11 @@ cdef inline bint is_active(const Sequence* seq) noexcept nogil:
     return seq.phase == PHASE_PREFILL or seq.phase == PHASE_DECODE
 
 
+cdef inline bint may_compute(const Sequence* seq) noexcept nogil:
+    """It has its cells, and the next one is promised."""
+    return not seq.is_out and seq.num_kv < seq.granted
+
+
 cdef bint is_paused(WorkerData* w, Sequence* seq) noexcept nogil:
     """Its reader is behind: the next token's text might not fit its out-buffer."""
     if out_free(&seq.attempt.out) >= seq.room_needed:
@@ -171,17 +179,17 @@ cdef void add_decode(WorkerData* w, Sequence* seq) noexcept nogil:
 
 
 cdef void add_prefill(WorkerData* w, Sequence* seq, uint32_t n) noexcept nogil:
-    """The next `n` tokens of the prompt; only its last one needs logits."""
+    """The next `n` tokens of what is to be filled; only its last one needs logits."""
     cdef uint32_t pos, first = seq.num_kv + seq.in_batch
     for pos in range(first, first + n):
-        batch_add(w, seq, seq.tokens[pos], pos, pos + 1 == seq.num_prompt)
+        batch_add(w, seq, seq.tokens[pos], pos, pos + 1 == seq.num_fill)
 
 
 cdef int32_t best_prefill_level(WorkerData* w) noexcept nogil:
     cdef int32_t best = LEVEL_NONE
     cdef int32_t i
     for i in range(w.num_ids):
-        if w.seqs[i].phase == PHASE_PREFILL and w.seqs[i].level < best:
+        if w.seqs[i].phase == PHASE_PREFILL and may_compute(&w.seqs[i]) and w.seqs[i].level < best:
             best = w.seqs[i].level
     return best
 
@@ -193,7 +201,7 @@ cdef Sequence* next_prefill(WorkerData* w, const Sequence* after) noexcept nogil
     cdef int32_t i
     for i in range(w.num_ids):
         seq = &w.seqs[i]
-        if seq.phase != PHASE_PREFILL:
+        if seq.phase != PHASE_PREFILL or not may_compute(seq):
             continue
         if after != NULL and not comes_before(after, seq):
             continue
@@ -231,7 +239,7 @@ cdef void fill_decodes(WorkerData* w) noexcept nogil:
     step_back(w)
     for i in range(w.num_ids):
         seq = &w.seqs[i]
-        if seq.phase != PHASE_DECODE or is_paused(w, seq):
+        if seq.phase != PHASE_DECODE or not may_compute(seq) or is_paused(w, seq):
             continue
         if (seq.level > urgent or seq.steps_back) and w.step_no - seq.last_step < DECODE_EVERY:
             continue
@@ -242,7 +250,8 @@ cdef void fill_decodes(WorkerData* w) noexcept nogil:
 cdef bint has_prefill(WorkerData* w, int32_t level, uint8_t lane) noexcept nogil:
     cdef int32_t i
     for i in range(w.num_ids):
-        if w.seqs[i].phase == PHASE_PREFILL and w.seqs[i].level == level and w.seqs[i].lane == lane:
+        if (w.seqs[i].phase == PHASE_PREFILL and may_compute(&w.seqs[i]) and w.seqs[i].level == level
+                and w.seqs[i].lane == lane):
             return True
     return False
 
@@ -253,7 +262,7 @@ cdef int32_t fill_prefills_of(WorkerData* w, uint8_t lane, int32_t level, int32_
     cdef int32_t n
     while seq != NULL and budget > 0 and seq.level <= level:
         if lane == LANE_ANY or seq.lane == lane:
-            n = min(budget, <int32_t>(seq.num_prompt - seq.num_kv - seq.in_batch))
+            n = min(budget, <int32_t>(min(seq.num_fill, seq.granted) - seq.num_kv - seq.in_batch))
             if seq.lane == LANE_LONG:
                 n = min(n, w.num_fine)
             if n > 0 and not make_room(w, w.batch.n_tokens + n):
@@ -291,10 +300,15 @@ cdef void fill_alone(WorkerData* w) noexcept nogil:
         seq = &w.seqs[i]
         if not seq.suspect:
             continue
+        if not may_compute(seq):
+            # It waits for others, so they must not wait for it. If it is to blame, the next
+            # batch that it is in fails too.
+            set_suspect(w, seq, False)
+            continue
         if seq.phase == PHASE_DECODE:
             add_decode(w, seq)
         else:
-            add_prefill(w, seq, min(<uint32_t>PREFILL_MIN, seq.num_prompt - seq.num_kv))
+            add_prefill(w, seq, min(<uint32_t>PREFILL_MIN, seq.num_fill - seq.num_kv))
         return
 
 
@@ -303,10 +317,12 @@ cdef uint32_t step_tokens_max(WorkerData* w) noexcept nogil:
     cdef uint32_t num_decodes = 0, num_prefill = 0
     cdef int32_t i
     for i in range(w.num_ids):
+        if not may_compute(&w.seqs[i]):
+            continue
         if w.seqs[i].phase == PHASE_DECODE:
             num_decodes += 1
         elif w.seqs[i].phase == PHASE_PREFILL:
-            num_prefill += w.seqs[i].num_prompt - w.seqs[i].num_kv
+            num_prefill += w.seqs[i].num_fill - w.seqs[i].num_kv
     return num_decodes + min(num_prefill, <uint32_t>max(w.budget, PREFILL_MIN))
 
 
@@ -315,7 +331,7 @@ cdef bint fill_batch(WorkerData* w) noexcept nogil:
     w.batch.n_tokens = 0
     if w.num_suspects > 0:
         fill_alone(w)
-    else:
+    if w.num_suspects == 0:
         fill_decodes(w)
         fill_prefills(w)
     return w.batch.n_tokens > 0
@@ -378,9 +394,10 @@ cdef void advance(WorkerData* w) noexcept nogil:
         seq.last_used = w.clock
         seq.last_step = w.step_no
         set_suspect(w, seq, False)
-        if seq.phase == PHASE_PREFILL and seq.num_kv == seq.num_prompt:
+        if seq.phase == PHASE_PREFILL and seq.num_kv == seq.num_fill:
             seq.phase = PHASE_DECODE
-            seq.attempt.prefill_done_ns = w.now_ns
+            if seq.num_fill == seq.num_prompt:
+                seq.attempt.prefill_done_ns = w.now_ns
 
 
 cdef void roll_back(WorkerData* w) noexcept nogil:
@@ -401,7 +418,8 @@ cdef void fail_batch(WorkerData* w, int32_t rc) noexcept nogil:
     """llama_decode did not take the batch.
 
     1: no cells. With promises kept that is a bug: finished sequences are evicted, then the
-    least and youngest request of the batch fails, so it never loops. 2: broken off, tried
+    least and youngest request of the batch gives up its cells until the others have got on,
+    and who finds none alone fails; so it never loops. 2: broken off, tried
     again as it is. Below 0: each request of the batch is tried alone, and the one that fails
     alone is ended; when nothing succeeds any more the device slot gives up.
     """
@@ -414,8 +432,7 @@ cdef void fail_batch(WorkerData* w, int32_t rc) noexcept nogil:
         return
     if rc == 1:
         w.stats.num_kv_failures += 1
-        end_least(w, rc)
-        roll_back(w)
+        yield_least(w, rc)
         return
     w.failed_in_a_row += 1
     blame(w, rc)
@@ -430,18 +447,26 @@ cdef bint evict_all(WorkerData* w) noexcept nogil:
     return any_gone
 
 
-cdef void end_least(WorkerData* w, int32_t rc) noexcept nogil:
-    """End the request of the batch that has the worst class and, inside it, the latest start."""
+cdef void yield_least(WorkerData* w, int32_t rc) noexcept nogil:
+    """Of the batch, the worst class and inside it the latest start gives up its cells; alone it ends."""
     cdef Sequence* worst = NULL
     cdef Sequence* seq
-    cdef int32_t i
+    cdef int32_t i, num = 0
     for i in range(w.num_ids):
         seq = &w.seqs[i]
-        if seq.in_batch > 0 and (worst == NULL or comes_before(worst, seq)):
+        if seq.in_batch == 0:
+            continue
+        num += 1
+        if worst == NULL or comes_before(worst, seq):
             worst = seq
-    if worst != NULL:
-        worst.in_batch = 0
+    roll_back(w)
+    if not is_active(worst):
+        return
+    if num == 1:
         end_sequence(w, worst, FINISH_ERROR, rc)
+    else:
+        give_up_cells(w, worst)
+        worst.out_since = w.num_succeeded
 
 
 cdef void set_suspect(WorkerData* w, Sequence* seq, bint suspect) noexcept nogil:
@@ -555,11 +580,13 @@ cdef bint step(WorkerData* w) noexcept nogil:
     cdef int64_t began = w.now_ns
     w.clock += 1
     take_new_work(w)
+    obey(w)
     # Before the batch is filled, and before the lost are ended: no compaction in between.
     if not make_room(w, step_tokens_max(w)) and w.garbage > 0:
         compact(w)
     end_the_overdue(w)
-    if not fill_batch(w):
+    w.was_idle = not fill_batch(w)
+    if w.was_idle:
         tell(w)
         return False
     w.step_no += 1
@@ -570,6 +597,7 @@ cdef bint step(WorkerData* w) noexcept nogil:
         return True
     if rc == 0:
         w.failed_in_a_row = 0
+        w.num_succeeded += 1
         advance(w)
         sample_and_deliver(w)
     else:
@@ -584,15 +612,18 @@ cdef bint step(WorkerData* w) noexcept nogil:
 cdef void tell(WorkerData* w) noexcept nogil:
     """At most one wake-up to each side per step."""
     if w.has_news:
-        w.has_news = False
         wake_loop(w.sched)
+    if w.has_news or w.has_asked:
         wake_scheduler(w.sched)
+    w.has_news = w.has_asked = False
 
 
 cdef void publish(WorkerData* w) noexcept nogil:
     w.stats.cells_used = w.cells_used
     w.stats.cells_garbage = w.garbage
     w.stats.num_active = w.num_active
+    w.stats.num_out = w.num_out
+    w.stats.kept_bytes = w.kept_bytes
     w.stats.threads = w.governor.current
 
 

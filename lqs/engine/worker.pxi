@@ -89,6 +89,7 @@ cdef class Worker:
         kv_unified: one budget for all sequences; False gives each n_ctx / n_seq cells.
         num_cached: finished sequences kept as prefix cache beside the running ones.
         compact: keep a unified cache in order (prefix.pxi); for CPU device slots.
+        swap_bytes: host memory for the cells of those that had to give them up (swap.pxi).
     """
     cdef WorkerData _w
     cdef Scheduler _scheduler
@@ -99,6 +100,7 @@ cdef class Worker:
     cdef readonly int32_t n_ubatch
     cdef readonly int32_t threads
     cdef readonly dict calibration
+    cdef readonly dict swapping
     cdef int _flash
     cdef int32_t _num_cached
     cdef readonly int32_t n_extra
@@ -106,7 +108,8 @@ cdef class Worker:
     def __cinit__(self, Scheduler scheduler not None, uint32_t slot, Model model not None, *, int32_t n_ctx,
                   int32_t n_seq, int32_t n_batch=512, int32_t n_ubatch=CPU_UBATCH_MAX, int32_t threads=1,
                   bint kv_unified=True, bint prefix_cache=True,
-                  int flash_attn=-1, int32_t num_cached=32, bint compact=True, int32_t n_extra=0):
+                  int flash_attn=-1, int32_t num_cached=32, bint compact=True, int32_t n_extra=0,
+                  size_t swap_bytes=1 << 28):
         memset(&self._w, 0, sizeof(WorkerData))
         if not 1 <= n_seq <= 256 - n_extra or n_extra < 0:
             raise ValueError(f"n_seq is {n_seq}, n_extra {n_extra}; llama.cpp takes 1 to 256 sequences in a context")
@@ -124,6 +127,7 @@ cdef class Worker:
         self.n_ubatch = min(n_ubatch, n_batch)
         self.threads = threads
         self.calibration = {}
+        self.swapping = {}
         self._w.unified = kv_unified
         self._w.prefix_cache = prefix_cache and model.can_reuse_prefix
         self._flash = flash_attn
@@ -136,6 +140,9 @@ cdef class Worker:
             self._num_cached = max(0, min(num_cached, 256 - n_seq - self.n_extra - self._w.compacting))
         self._w.sched = scheduler.state
         self._w.slot = slot
+        scheduler.check_slot(slot)
+        self._w.kv_block = scheduler.state.slots[slot].kv_block
+        self._w.kept_bytes_max = swap_bytes
 
     def __dealloc__(self):
         # A parked thread still stands inside the context: nothing of it may be freed.
@@ -200,14 +207,11 @@ cdef class Worker:
                 raise MemoryError("no memory for the sequences' tokens")
         governor_init(&w.governor, self.threads, lqs_preemptions())
 
-    cdef int64_t _time_batch(self, int32_t num_tokens, int32_t num_seqs) except -1:
-        """Nanoseconds of one decode of `num_tokens` over `num_seqs` sequences; the cache is cleared after it."""
+    cdef void _fill_batch(self, int32_t num_tokens, int32_t num_seqs) noexcept:
+        """`num_tokens` of the same token, spread over `num_seqs` sequences."""
         cdef WorkerData* w = &self._w
-        cdef int32_t i, rc
-        cdef int32_t token = llama_vocab_bos(self._model._vocab)
-        cdef int64_t began
-        if token < 0:
-            token = 0
+        cdef int32_t i
+        cdef int32_t token = max(llama_vocab_bos(self._model._vocab), 0)
         w.batch.n_tokens = num_tokens
         for i in range(num_tokens):
             w.batch.n_seq_id[i] = 1
@@ -215,17 +219,31 @@ cdef class Worker:
             w.batch.pos[i] = i // num_seqs
             w.batch.seq_id[i][0] = i % num_seqs
             w.batch.logits[i] = i >= num_tokens - num_seqs
+
+    cdef int64_t _decode_once(self, int32_t num_tokens) except -1:
+        """Nanoseconds that the batch takes."""
+        cdef WorkerData* w = &self._w
+        cdef int32_t rc
+        cdef int64_t began
         with nogil:
             lqs_bind_worker(w)
             began = lqs_now_ns()
             rc = lqs_decode(w.ctx, w.batch)
             llama_synchronize(w.ctx)
             began = lqs_now_ns() - began
-            lqs_memory_clear(w.ctx)
             lqs_bind_worker(NULL)
         if rc != 0:
             raise EngineError(f"the warm-up of {num_tokens} tokens failed with code {rc}; try a smaller ctx or batch")
         return began
+
+    cdef int64_t _time_batch(self, int32_t num_tokens, int32_t num_seqs) except -1:
+        """Nanoseconds of one decode of `num_tokens` over `num_seqs` sequences; the cache is cleared after it."""
+        cdef int64_t took
+        self._fill_batch(num_tokens, num_seqs)
+        took = self._decode_once(num_tokens)
+        with nogil:
+            lqs_memory_clear(self._w.ctx)
+        return took
 
     cdef _warm_up(self):
         """Touch the weights and every sequence before the first request does."""
@@ -256,6 +274,47 @@ cdef class Worker:
         self._w.fine_budget = finest(found)
         self.calibration = found
         return found
+
+    def calibrate_swap(self, int32_t num_tokens=16) -> dict:
+        """Compare copying cells out and in with computing them, and take what is faster from then on.
+
+        Returns the tokens, `swap_ms`, `compute_ms`, and `bytes_per_token`: what llama.cpp keeps for a
+        cell, keys and values of all layers; nothing where cells cannot be copied. Call it between
+        `open` and `run`.
+        """
+        cdef int32_t n = max(2, min(num_tokens, self.n_batch))
+        least_bytes, _, _ = self._swap_once(1)
+        num_bytes, swap_ns, compute_ns = self._swap_once(n)
+        self._w.recomputes = swap_ns < 0 or swap_ns > compute_ns
+        if swap_ns < 0:
+            return self.swapping
+        self.swapping = {"tokens": n, "swap_ms": swap_ns / 1e6, "compute_ms": compute_ns / 1e6,
+                         "bytes_per_token": (num_bytes - least_bytes) // (n - 1) - CELL_BYTES}
+        return self.swapping
+
+    cdef tuple _swap_once(self, int32_t num_tokens):
+        """Bytes of a sequence of `num_tokens`, ns to copy it out and in (-1: it cannot be), ns to compute it."""
+        cdef llama_context* ctx = self._w.ctx
+        cdef int64_t compute_ns, began
+        cdef size_t num_bytes
+        cdef char* kept
+        cdef bint is_back
+        self._fill_batch(num_tokens, 1)
+        compute_ns = self._decode_once(num_tokens)
+        num_bytes = lqs_state_size(ctx, 0)
+        kept = <char*>malloc(num_bytes)
+        if kept == NULL:
+            raise MemoryError("no memory to measure how fast cells are copied")
+        with nogil:
+            lqs_bind_worker(&self._w)
+            began = lqs_now_ns()
+            is_back = lqs_state_get(ctx, kept, 0) == num_bytes and lqs_seq_rm(ctx, 0, -1, -1) == 1
+            is_back = is_back and lqs_state_set(ctx, kept, num_bytes, 0)
+            began = lqs_now_ns() - began
+            lqs_memory_clear(ctx)
+            lqs_bind_worker(NULL)
+        free(kept)
+        return num_bytes, began if is_back else -1, compute_ns
 
     @property
     def budget(self) -> int:

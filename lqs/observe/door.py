@@ -8,19 +8,20 @@ from lqs._core import Breaker
 from lqs.observe.log import Log
 
 
-def door_log(log: Log, levels: Sequence[str]) -> Callable[[int | None, int], None]:
-    """What the door's changes are told to: (None, whether the warning is up) and (class, state of its breaker)."""
+def door_log(log: Log, levels: Sequence[str]) -> Callable[[str, int | None, int], None]:
+    """What is to be told of the door's changes, see `Door.changes`."""
 
-    def tell(level: int | None, state: int) -> None:
-        if level is None and state:
-            log.warning("queue nearly full")
-        elif level is None:
-            log.info("queue has room again")
+    def tell(what: str, level: int | None, state: int) -> None:
+        name = "all" if level is None else levels[level]
+        if what == "warning" and state:
+            log.warning("queue nearly full", level=name)
+        elif what == "warning":
+            log.info("queue has room again", level=name)
         elif state == Breaker.BREAKER_OPEN:
-            log.warning("breaker open", level=levels[level])
+            log.warning("breaker open", level=name)
         elif state == Breaker.BREAKER_HALF_OPEN:
-            log.info("breaker half-open", level=levels[level])
+            log.info("breaker half-open", level=name)
         else:
-            log.info("breaker closed", level=levels[level])
+            log.info("breaker closed", level=name)
 
     return tell

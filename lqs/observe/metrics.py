@@ -102,8 +102,7 @@ class Metrics(Counts):
         """All families. Called by the registry."""
         core, workers = self._core(), self._workers()
         yield from self._queue_families(core)
-        door = self._door()
-        yield from self._door_families(door)
+        yield from self._door_families(door := self._door())
         yield from self._device_families(core["slots"], workers)
         yield from self._token_families(workers.values())
         yield from self._histograms()
@@ -142,7 +141,8 @@ class Metrics(Counts):
         for name, doc, key in tables.DOOR_COUNTERS:
             yield _counters(name, doc, "level", self._by_level(door["levels"], key))
         yield GaugeMetricFamily("lqs_queue_total_places", "Places, all classes.", value=door["total"])
-        yield GaugeMetricFamily("lqs_queue_warning", "1 while the queue is nearly full.", value=door["is_warned"])
+        warned = {"all": door["is_warned"], **self._by_level(door["levels"], "is_warned")}
+        yield _gauges("lqs_queue_warning", "1 while a class, or all together, is nearly full.", "level", warned)
         yield GaugeMetricFamily("lqs_load", "How much is taken of KV or queue; 1 is all.", value=door["load"])
 
     def _by_level(self, levels: Iterable[Mapping[str, Any]], key: str) -> dict[str, float]:
@@ -164,6 +164,8 @@ class Metrics(Counts):
             yield _counters(name, doc, "device", {device: seen[key] / NS_PER_S for device, seen in workers.items()})
         for name, doc, key in tables.LEDGER_GAUGES:
             yield _gauges(name, doc, "device", {device: slots[seen["slot"]][key] for device, seen in workers.items()})
+        for name, doc, key in tables.LEDGER_COUNTERS:
+            yield _counters(name, doc, "device", {device: slots[seen["slot"]][key] for device, seen in workers.items()})
         states = GaugeMetricFamily("lqs_device_state", "1 for the state that it is in.", labels=["device", "state"])
         for device, seen in workers.items():
             for state in _DEVICE_STATES:
@@ -193,7 +195,8 @@ class Metrics(Counts):
         num_hits = sum(seen["prefix_hits"] for seen in workers)
         yield counter("vllm:prompt_tokens", "Prompt tokens.", self.num_prompt_tokens)
         yield counter("vllm:generation_tokens", "Tokens made.", self.num_completion_tokens)
-        yield counter("vllm:num_preemptions", "Requests set aside while they ran.", 0)
+        num_preemptions = sum(seen["num_preemptions"] for seen in workers)
+        yield counter("vllm:num_preemptions", "Times that a running request gave up its KV.", num_preemptions)
         yield counter("vllm:prefix_cache_queries", "Tokens looked up.", num_queries)
         yield counter("vllm:prefix_cache_hits", "Tokens found.", num_hits)
         yield _counters(

@@ -42,6 +42,15 @@ LEDGER_GAUGES = (
     ("lqs_device_kv_reserved", "KV tokens promised to those that run.", "reserved"),
     ("lqs_device_sequences", "Sequences that may run.", "num_sequences"),
     ("lqs_device_sequences_running", "Sequences that run.", "num_running"),
+    ("lqs_kv_paused", "Running requests that wait for more KV with what they hold.", "num_short"),
+    ("lqs_kv_out", "Running requests that gave up their KV for better ones.", "num_out"),
+)
+LEDGER_COUNTERS = (
+    ("lqs_kv_promises", "Promises of KV that were made: starts and growths.", "num_promises"),
+    ("lqs_kv_growths", "Promises made to running requests.", "num_growths"),
+    ("lqs_kv_growths_refused", "Growths that found no room at once: the request paused.", "num_growths_refused"),
+    ("lqs_kv_put_out", "Running requests told to give up their KV.", "num_put_out"),
+    ("lqs_kv_resumed", "Those of them that were promised KV again.", "num_resumed"),
 )
 # (name, doc, the worker's name) of what it shows, and of what it counts.
 DEVICE_GAUGES = (
@@ -50,6 +59,7 @@ DEVICE_GAUGES = (
     ("lqs_device_kv_cells", "KV cells that hold a token.", "cells_used"),
     ("lqs_device_kv_garbage", "KV cells that were dropped and are not free yet.", "cells_garbage"),
     ("lqs_device_cached_sequences", "Finished sequences kept as prefix cache.", "num_cached_sequences"),
+    ("lqs_swap_bytes", "Host memory that holds KV of running requests.", "kept_bytes"),
 )
 DEVICE_COUNTERS = (
     ("lqs_device_steps", "Steps made.", "num_steps"),
@@ -60,10 +70,15 @@ DEVICE_COUNTERS = (
     ("lqs_device_kv_failures", "Decodes without room in the KV cache; expected 0.", "num_kv_failures"),
     ("lqs_device_cache_evictions", "Finished sequences that gave up their cells.", "num_cache_evictions"),
     ("lqs_device_compactions", "Times that the cells were put in order.", "num_compactions"),
+    ("lqs_swaps_out", "Requests whose KV was copied to host memory.", "num_swaps_out"),
+    ("lqs_swaps_in", "Requests whose KV was copied back.", "num_swaps_in"),
+    ("lqs_swapped_bytes", "KV copied to host memory and back.", "swapped_bytes"),
+    ("lqs_recomputed_tokens", "Tokens computed again because their KV was given up.", "recomputed_tokens"),
 )
 DEVICE_CLOCKS = (
     ("lqs_step_seconds", "Time in steps.", "step_ns"),
     ("lqs_decode_seconds", "Time in llama_decode, part of the time in steps.", "decode_ns"),
+    ("lqs_swap_seconds", "Time copying KV, part of the time in steps.", "swap_ns"),
 )
 # (name, doc, the core's name) of what it counts once.
 CORE_COUNTERS = (

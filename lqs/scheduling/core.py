@@ -43,6 +43,7 @@ def make_door(config: Config) -> Door:
 def set_rules(door: Door, config: Config) -> None:
     """Give a door the rules of the config; who is inside stays. The classes are those that it has."""
     queue, num_levels = config.queue, len(config.queue.levels)
+    bounds = (*config.level_caps, queue.total)
     door.set_rules(
         caps=config.level_caps,
         total=queue.total,
@@ -50,15 +51,15 @@ def set_rules(door: Door, config: Config) -> None:
         evicts=per_class(queue.evict, num_levels),
         place_waits_ns=[int(wait_s * NS_PER_S) for wait_s in per_class(queue.place_wait_s, num_levels)],
         num_guests_max=queue.place_waiters_max,
-        warn=_share_of(queue.total, queue.warn_at),
-        clear=max(_share_of(queue.total, queue.warn_clear_at), 1),
+        warns=[_share_of(bound, queue.warn_at) for bound in bounds],
+        clears=[max(_share_of(bound, queue.warn_clear_at), 1) for bound in bounds],
         full=_share_of(queue.total, queue.break_at),
         open_ns=int(queue.breaker_open_s * NS_PER_S) or 1,
         num_probes=queue.breaker_probes,
     )
 
 
-def _share_of(total: int, share: float) -> int:
+def _share_of(bound: int, share: float) -> int:
     """The least number of requests that is at least this share; 0 for a share of 0."""
     # Without the rounding 0.7 of 10 would be 8: the product is a hair above 7.
-    return math.ceil(round(total * share, 6))
+    return math.ceil(round(bound * share, 6))

@@ -34,7 +34,7 @@ from lqs._core import (
 from lqs.config import Config
 from lqs.errors import RequestRefused
 from lqs.request import Outcome, Request, RequestState, Sink
-from lqs.scheduling.entrance import Entrance, NoPlace
+from lqs.scheduling.entrance import Entrance, NoPlace, OnChange
 from lqs.scheduling.outlook import Outlook
 from lqs.scheduling.pace import Pace
 from lqs.scheduling.ports import Body, Observer
@@ -72,7 +72,7 @@ class Desk:
         door: Door,
         outlook: Outlook,
         body: Body | None = None,
-        on_door: Callable[[int | None, int], None] = lambda level, state: None,
+        on_door: OnChange = lambda what, level, state: None,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.scheduler = scheduler
@@ -198,6 +198,10 @@ class Desk:
     def pace(self, model: int) -> Pace:
         """How fast the model of that number has been of late."""
         return self._paces[model]
+
+    def seen_completion(self, request: Request, model: int) -> int:
+        """Tokens that answers of the request's key had of late; 0 if too few are known."""
+        return self.scheduler.seen_completion(request.tenant.key_index, model)
 
     @property
     def border_tokens(self) -> int:

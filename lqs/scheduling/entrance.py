@@ -18,6 +18,8 @@ from lqs.request import NS_PER_S, Request
 from lqs.scheduling.core import set_rules
 from lqs.scheduling.outlook import Outlook
 
+OnChange = Callable[[str, int | None, int], None]
+
 
 class NoPlace(NamedTuple):
     """Why a request does not come in, as a refusal's code; and the time before which it will not, if there is one."""
@@ -37,7 +39,7 @@ class _Guest(NamedTuple):
 class Entrance:
     """Lets requests in, or has them wait at the door, by the rules of `door`.
 
-    `on_change` hears of the warning (None, whether it is up) and of breakers (class, state).
+    `on_change` hears of ("warning", class or None for all, whether it is up) and ("breaker", class, state).
     `outlook` knows who was promised a place. Bounds: the door's.
 
     Owner: the event loop.
@@ -49,7 +51,7 @@ class Entrance:
         door: Door,
         outlook: Outlook,
         *,
-        on_change: Callable[[int | None, int], None] = lambda level, state: None,
+        on_change: OnChange = lambda what, level, state: None,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._scheduler = scheduler
@@ -90,9 +92,7 @@ class Entrance:
         if guest is None:
             return NoPlace("breaker_open", at_ns) if says == DoorSays.DOOR_BROKEN else NoPlace("queue_full")
         if says == DoorSays.DOOR_EVICT:
-            is_asked = self._scheduler.evict(level)
-            # The door asks for no more than the scheduler takes.
-            assert is_asked
+            self._evict_for(level)
         return await self._wait(user, request, guest)
 
     async def _wait(self, user: int, request: Request, number: int) -> NoPlace | None:
@@ -117,8 +117,11 @@ class Entrance:
         """After anything that may have made room, and when a wait is over: tell the guests."""
         self._door.look(self._scheduler)
         if self._guests:
-            for says, user, _ in self._door.tend(self._now_ns() if now_ns is None else now_ns):
-                self._tell(says, user)
+            for says, user, level in self._door.tend(self._now_ns() if now_ns is None else now_ns):
+                if says == DoorSays.DOOR_EVICT:
+                    self._evict_for(level)
+                else:
+                    self._tell(says, user)
             self._set_timer()
         self._tell_changes()
 
@@ -146,7 +149,10 @@ class Entrance:
 
     def submit(self, request: Request) -> None:
         """It is in the core's hands."""
-        self._door.submit(request.footprint_tokens)
+        self._door.submit(request.level, request.footprint_tokens)
+        if self._guests:
+            # Now it can be made to leave.
+            self.tend()
 
     def start(self, request: Request) -> None:
         """It got a sequence. The caller tends when it has told all that happened."""
@@ -187,6 +193,11 @@ class Entrance:
         set_rules(self._door, config)
         self.tend()
 
+    def trip(self, num_classes: int) -> None:
+        """Close the entry for so many of the lowest classes, as an overload would; never for the best."""
+        self._door.trip(num_classes, self._now_ns())
+        self._tell_changes()
+
     # Its own.
 
     def _let_in(self, request: Request, level: int) -> None:
@@ -198,6 +209,11 @@ class Entrance:
         has_permit = self._scheduler.try_enter(level)
         # The core counts the same requests, and hears sooner of those that leave.
         assert has_permit
+
+    def _evict_for(self, level: int) -> None:
+        is_asked = self._scheduler.evict(level)
+        # The door asks for no more than the scheduler takes.
+        assert is_asked
 
     def _tell(self, says: int, user: int) -> None:
         """What became of a guest."""
@@ -216,8 +232,8 @@ class Entrance:
             self._idle.set()
 
     def _tell_changes(self) -> None:
-        for level, state in self._door.changes():
-            self._on_change(level, state)
+        for change in self._door.changes():
+            self._on_change(*change)
 
     def _set_timer(self) -> None:
         """Come back when the next wait is over."""

@@ -247,5 +247,6 @@ def _num_more(slot: Mapping[str, Any], num_sequences: int, tokens_each: int) -> 
     """How many more requests of that size could start on a device slot that has so many sequences."""
     if slot["is_dead"]:
         return 0
+    num_running: int = slot["num_running"]
     num_fitting: int = (slot["capacity"] - slot["reserved"]) // tokens_each
-    return max(min(num_sequences - slot["num_running"], num_fitting), 0)
+    return max(min(num_sequences - num_running, num_fitting), 0)

@@ -510,6 +510,23 @@ def test_who_waits_for_its_turn_may_leave() -> None:
     assert house.desk.num_inside == 1
 
 
+def test_who_waits_for_its_turn_when_a_drain_ends_is_sent_away_with_a_reason() -> None:
+    house = House({"smooth": {"of": "requests", "amount": 1, "period_s": 10.0, "burst": 9, "kind": "leaky_bucket"}})
+    house.come()
+
+    async def shut() -> None:
+        task = asyncio.create_task(house.ask())
+        await until(lambda: len(house.models.served.loaded.worked) == 2)
+        house.gate.drain(time.monotonic_ns())
+        house.gate.shut()
+        with pytest.raises(RequestRefused) as caught:
+            await task
+        assert caught.value.reason == "draining"
+
+    asyncio.run(shut())
+    assert house.left() == 8
+
+
 def test_the_entry_is_narrowed_only_while_the_load_is_high() -> None:
     """S35: bucket 100, 10 a second, while the load is high and only then."""
     house = House({}, **{"queue.caps": [1000], "queue.total": 1000})

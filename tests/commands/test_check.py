@@ -74,10 +74,18 @@ def test_what_a_request_without_max_tokens_costs_is_told(
 ) -> None:
     path = write(tmp_path / "m.gguf", Recipe(shape=parse_shape("layer=1,ctx=2048")), lambda *_: None)
     config = tmp_path / "lqs.toml"
-    config.write_text(f"[model]\n{model_keys}\n")
+    config.write_text(f'[model]\n{model_keys}\n[engine]\nkv_mode = "guaranteed"\n')
     assert main(["check", str(path), "--ctx", "8192", "--config", str(config)]) == 0
     text = capsys.readouterr().out
+    assert "promised   prompt and longest answer" in text
     assert said in text if said else "without max_tokens" not in text
+
+
+def test_how_kv_is_promised_is_told(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", model, "--ctx", "8192"]) == 0
+    text = capsys.readouterr().out
+    assert "promised   as answers come out, in blocks of 32 tokens; 256 MB to swap" in text
+    assert "without max_tokens" not in text
 
 
 def test_split_memory_has_a_part_for_every_sequence(

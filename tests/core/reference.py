@@ -200,6 +200,10 @@ class Ledger:
         one[1] += tokens
         return True
 
+    def shrink(self, one, reserved, used):
+        one[1] -= reserved
+        one[2] -= used
+
     def release(self, slot, one):
         self.held[slot] = [other for other in self.held[slot] if other is not one]
 
@@ -273,7 +277,11 @@ class Scheduler:
         self.messages.clear()
         self.sweep()
         self.expire(now_ns)
+        self.tend_promises()
         self.start_waiting(now_ns)
+
+    def tend_promises(self):
+        """Here each promise is for all that a request may need (growth_reference.py has the other kind)."""
 
     def bury(self):
         for slot in self.slots:

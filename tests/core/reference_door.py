@@ -4,17 +4,17 @@ from dataclasses import dataclass, field
 
 IN, EVICT, WAIT, FULL, BROKEN, NOBODY = range(6)
 CLOSED, HALF_OPEN, OPEN = range(3)
+NEVER = 2**63 - 1
 
 
 @dataclass
 class Guest:
-    """One that stands at the door: an "ask" for an eviction or a "wait" for a place."""
+    """One that stands at the door."""
 
     user: int
     level: int
-    kind: str
     until_ns: int
-    expire_ns: int
+    asks: bool = False
     is_gone: bool = False
 
 
@@ -37,8 +37,8 @@ class Door:
     evicts: list
     place_waits_ns: list
     num_guests_max: int
-    warn: int
-    clear: int
+    warns: list
+    clears: list
     full: int
     open_ns: int
     num_probes: int
@@ -46,13 +46,14 @@ class Door:
     kv_tokens: int = 0
     wanted: int = 0
     num_running: int = 0
-    is_warned: bool = False
     full_since: int | None = None
-    waits: list = field(default_factory=list)
-    asks: list = field(default_factory=list)
+    guests: list = field(default_factory=list)  # In order of arrival.
+    asks: list = field(default_factory=list)  # Guests, here or gone, in the order in which they asked.
 
     def __post_init__(self):
         self.pending = [0] * len(self.caps)
+        self.submitted = [0] * len(self.caps)
+        self.warned = [False] * (len(self.caps) + 1)
         self.breakers = [Breaker() for _ in self.caps]
 
     # How full it is.
@@ -63,37 +64,45 @@ class Door:
     def stuck(self):
         return max(sum(self.pending) - self.startable(), 0)
 
-    def claims(self, level):
-        return sum(guest.level == level and not guest.is_gone for guest in self.asks)
+    def stuck_of(self, level):
+        at_once = max(self.startable() - sum(self.pending[:level]), 0)
+        return max(self.pending[level] - at_once, 0)
 
     def has_room(self, level):
-        better = sum(self.pending[:level])
-        at_once = max(self.startable() - better, 0)
-        in_class = self.caps[level] - self.pending[level] - self.claims(level)
+        at_once = max(self.startable() - sum(self.pending[:level]), 0)
+        in_class = self.caps[level] - self.pending[level]
         in_all = self.total - sum(self.pending)
         return (in_class > 0 and in_all > 0) or (in_class + at_once > 0 and in_all + self.startable() > 0)
 
-    def is_passed_by_nobody(self, level):
-        return not any(guest.level == level for guest in self.waits)
+    def of_class(self, level):
+        return [guest for guest in self.guests if guest.level == level]
+
+    def may_ask(self, level):
+        num_asking = sum(guest.asks for guest in self.of_class(level))
+        is_full = sum(self.pending) >= self.total and self.caps[level] - self.pending[level] - num_asking > 0
+        return self.evicts[level] and is_full and sum(self.submitted[level + 1 :]) > len(self.asks)
 
     # Warning and breakers.
 
     def watch(self, now_ns):
-        if self.warn and self.stuck() >= self.warn:
-            self.is_warned = True
+        self.warned[-1] |= 0 < self.warns[-1] <= self.stuck()
         if not self.full or self.stuck() < self.full:
             return
         if self.full_since is None:
             self.full_since = now_ns
-        num = 1 + (now_ns - self.full_since) // self.open_ns
+        self.trip(1 + (now_ns - self.full_since) // self.open_ns, now_ns)
+
+    def trip(self, num, now_ns):
         for level in range(len(self.caps) - 1, 0, -1)[:num]:
             breaker = self.breakers[level]
             if breaker.state != OPEN or now_ns >= breaker.until_ns:
                 breaker.state, breaker.until_ns = OPEN, now_ns + self.open_ns
 
     def ease(self):
-        if self.stuck() < self.clear:
-            self.is_warned, self.full_since = False, None
+        for level in range(len(self.caps)):
+            self.warned[level] &= self.stuck_of(level) >= self.clears[level]
+        if self.stuck() < self.clears[-1]:
+            self.warned[-1], self.full_since = False, None
 
     def breaker_holds(self, level, now_ns):
         breaker = self.breakers[level]
@@ -103,7 +112,7 @@ class Door:
             if now_ns < breaker.until_ns:
                 return True
             breaker.state, breaker.num_good = HALF_OPEN, 0
-        if self.stuck() >= (self.warn or self.full):
+        if self.stuck() >= (self.warns[-1] or self.full or self.total):
             breaker.state, breaker.until_ns = OPEN, now_ns + self.open_ns
         else:
             breaker.num_good += 1
@@ -115,6 +124,7 @@ class Door:
 
     def let_in(self, level, now_ns):
         self.pending[level] += 1
+        self.warned[level] |= 0 < self.warns[level] <= self.stuck_of(level)
         self.watch(now_ns)
 
     def enter(self, level, now_ns, expire_ns, user):
@@ -122,65 +132,93 @@ class Door:
         self.watch(now_ns)
         if self.breaker_holds(level, now_ns):
             return BROKEN, level
-        if self.is_passed_by_nobody(level) and self.has_room(level):
+        if not self.of_class(level) and self.has_room(level):
             self.let_in(level, now_ns)
             return IN, level
         if self.demotes[level]:
             for lower in range(level + 1, len(self.caps)):
-                is_open = self.is_passed_by_nobody(lower) and self.has_room(lower)
-                if is_open and not self.breaker_holds(lower, now_ns):
+                if not self.of_class(lower) and self.has_room(lower) and not self.breaker_holds(lower, now_ns):
                     self.let_in(lower, now_ns)
                     return IN, lower
-        if sum(guest.level == level for guest in self.waits + self.asks) >= self.num_guests_max:
-            return FULL, level
-        is_in_class = self.caps[level] - self.pending[level] - self.claims(level) > 0
-        if self.evicts[level] and is_in_class and sum(self.pending[level + 1 :]) > len(self.asks):
-            self.asks.append(Guest(user, level, "ask", expire_ns or 2**63 - 1, expire_ns))
-            return EVICT, level
-        return self.wait(Guest(user, level, "wait", 0, expire_ns), now_ns), level
+        return self.stand(level, now_ns, expire_ns, user), level
 
-    def wait(self, guest, now_ns):
-        wait_ns = self.place_waits_ns[guest.level]
-        if not wait_ns:
+    def stand(self, level, now_ns, expire_ns, user):
+        asks, wait_ns = self.may_ask(level), self.place_waits_ns[level]
+        gone = [guest for guest in self.asks if guest.is_gone and guest.level == level]
+        if not (asks or wait_ns) or len(self.of_class(level) + gone) >= self.num_guests_max:
             return FULL
-        guest.kind = "wait"
-        guest.until_ns = min(now_ns + wait_ns, guest.expire_ns or 2**63 - 1)
-        self.waits.append(guest)
-        return WAIT
+        until_ns = min(now_ns + wait_ns if wait_ns else NEVER, expire_ns or NEVER)
+        guest = Guest(user, level, until_ns)
+        self.guests.append(guest)
+        if asks:
+            self.ask(guest)
+        return EVICT if asks else WAIT
+
+    def ask(self, guest):
+        guest.asks = True
+        self.asks.append(guest)
 
     # Guests, later.
 
     def answer(self, was_evicted, now_ns):
         guest = self.asks.pop(0)
+        guest.asks = False
         if guest.is_gone:
             return NOBODY, 0
-        if (was_evicted or self.is_passed_by_nobody(guest.level)) and self.has_room(guest.level):
-            self.let_in(guest.level, now_ns)
+        if (was_evicted or self.of_class(guest.level)[0] is guest) and self.has_room(guest.level):
+            self.come_in(guest, now_ns)
             return IN, guest.user
-        return self.wait(guest, now_ns), guest.user
+        if self.place_waits_ns[guest.level]:
+            return WAIT, guest.user
+        self.go(guest)
+        return FULL, guest.user
+
+    def come_in(self, guest, now_ns):
+        self.guests.remove(guest)
+        self.let_in(guest.level, now_ns)
+
+    def go(self, guest):
+        self.guests.remove(guest)
+        guest.is_gone = True
 
     def give_up(self, user):
-        for guest in self.asks:
-            guest.is_gone |= guest.user == user
-        self.waits = [guest for guest in self.waits if guest.user != user]
+        self.go(next(guest for guest in self.guests if guest.user == user))
 
     def tend(self, now_ns):
-        """Whose time is over, those that asked first; and who gets a place, the best class first."""
-        late = [guest for guest in self.asks if not guest.is_gone and guest.until_ns <= now_ns]
-        late += sorted((guest for guest in self.waits if guest.until_ns <= now_ns), key=lambda guest: guest.level)
-        for guest in late:
-            self.give_up(guest.user)
-        told = [(FULL, guest.user, guest.level) for guest in late]
-        while able := [guest for guest in self.waits if self.has_room(guest.level)]:
-            guest = min(able, key=lambda guest: guest.level)
-            self.waits.remove(guest)
-            self.let_in(guest.level, now_ns)
+        """Whose time is over; who gets a place, the best class first; for whom somebody could leave by now."""
+        told = []
+        by_class = [guest for level in range(len(self.caps)) for guest in self.of_class(level)]
+        for guest in by_class:
+            if guest.until_ns <= now_ns:
+                self.go(guest)
+                told.append((FULL, guest.user, guest.level))
+        while (guest := self.next_in()) is not None:
+            self.come_in(guest, now_ns)
             told.append((IN, guest.user, guest.level))
+        for level in range(len(self.caps)):
+            for guest in self.of_class(level):
+                if not guest.asks and self.may_ask(level):
+                    self.ask(guest)
+                    told.append((EVICT, guest.user, guest.level))
         return told
+
+    def next_in(self):
+        for level in range(len(self.caps)):
+            for guest in self.of_class(level)[:1]:
+                if guest.asks:
+                    return None
+                if self.has_room(level):
+                    return guest
+        return None
 
     # Inside.
 
+    def submit(self, level, tokens):
+        self.submitted[level] += 1
+        self.wanted += tokens
+
     def start(self, level):
+        self.submitted[level] -= 1
         self.pending[level] -= 1
         self.num_running += 1
         self.ease()
@@ -189,9 +227,11 @@ class Door:
         self.wanted -= tokens
         if has_run:
             self.num_running -= 1
+            self.ease()
         else:
-            self.pending[level] -= 1
-        self.ease()
+            self.submitted[level] -= 1
+            self.leave(level)
 
     def leave(self, level):
-        self.settle(level, 0, has_run=False)
+        self.pending[level] -= 1
+        self.ease()

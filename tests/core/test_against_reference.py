@@ -178,6 +178,15 @@ class LedgersAgree(RuleBasedStateMachine):
             self.ledger.use(slot, tokens)
             one[2] += tokens
 
+    @rule(held=held, share=st.integers(0, 4), filled=st.integers(0, 4))
+    def shrink(self, held, share, filled):
+        slot, one = held
+        if any(one is other for other in self.twin.held[slot]):
+            used = one[2] * filled // 4
+            reserved = used + (one[1] - one[2]) * share // 4
+            self.ledger.shrink(slot, one[0], reserved, used)
+            self.twin.shrink(one, reserved, used)
+
     @rule(held=consumes(held), prompt=st.integers(0, 99), completion=st.integers(0, 99))
     def settle(self, held, prompt, completion):
         slot, one = held

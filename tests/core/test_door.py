@@ -17,7 +17,7 @@ def make(caps, total, *, num_sequences=0, kv_tokens=1000, **rules):
     return door
 
 
-def set_rules(door, caps, total, **rules):
+def set_rules(door, caps, total, warn=0, clear=1, **rules):
     num = len(caps)
     door.set_rules(
         **{
@@ -27,8 +27,8 @@ def set_rules(door, caps, total, **rules):
             "evicts": [False] * num,
             "place_waits_ns": [0] * num,
             "num_guests_max": 16,
-            "warn": 0,
-            "clear": 1,
+            "warns": [0] * num + [warn],
+            "clears": [1] * num + [clear],
             "full": 0,
             "open_ns": 5 * S,
             "num_probes": 3,
@@ -46,6 +46,14 @@ def let_in(door, level, num, now_ns=0):
     return sum(says(door, level, now_ns) == IN for _ in range(num))
 
 
+def submitted(door, level, num):
+    """Let as many in as come, and hand them to the scheduler; how many."""
+    num_in = let_in(door, level, num)
+    for _ in range(num_in):
+        door.submit(level, 0)
+    return num_in
+
+
 def breakers(door, now_ns=0):
     return [level["breaker"] for level in door.figures(now_ns)["levels"]]
 
@@ -59,7 +67,7 @@ def test_six_at_once_for_one_sequence_and_one_place_are_two(num_started):
     door = make([1], 1, num_sequences=1)
     num_in = let_in(door, 0, num_started)
     for _ in range(num_started):
-        door.submit(10)
+        door.submit(0, 10)
         door.start(0)
     assert num_in + let_in(door, 0, 6 - num_started) == 2
     assert door.num_inside == 2
@@ -82,7 +90,7 @@ def test_the_total_holds_for_all_classes():
 def test_a_free_sequence_is_no_room_while_somebody_waits_for_cells():
     door = make([1], 1, num_sequences=2, kv_tokens=100)
     assert says(door, 0) == IN
-    door.submit(100)
+    door.submit(0, 100)
     door.start(0)
     assert let_in(door, 0, 3) == 1
     door.settle(0, 100, has_run=True)
@@ -133,12 +141,20 @@ def test_the_lowest_class_has_none_to_be_demoted_to_and_a_full_total_has_no_room
     assert door.enter(0, 0)[:2] == (FULL, 0)
 
 
+def test_nobody_is_demoted_past_those_who_wait_in_that_class():
+    door = make([0, 3, 3], 2, demotes=[True, False, False], evicts=[False, True, False])
+    assert submitted(door, 2, 2) == 2
+    assert says(door, 1) == EVICT
+    door.settle(2, 0, has_run=False)
+    assert door.enter(0, 0)[:2] == (IN, 2)
+
+
 # --- eviction ---------------------------------------------------------------------------
 
 
 def test_one_of_a_lower_class_leaves_when_only_the_total_is_full():
     door = make([3, 3], 3, evicts=[True, True])
-    assert let_in(door, 1, 3) == 3
+    assert submitted(door, 1, 3) == 3
     assert says(door, 0, user=7) == EVICT
     door.settle(1, 0, has_run=False)
     assert door.answer(True, 0) == (IN, 7, 0)
@@ -147,9 +163,9 @@ def test_one_of_a_lower_class_leaves_when_only_the_total_is_full():
     assert says(door, 1) == FULL
 
 
-def test_a_claim_keeps_two_that_ask_within_the_cap_of_their_class():
+def test_no_more_ask_than_their_class_has_places():
     door = make([1, 3], 3, evicts=[True, True])
-    assert let_in(door, 1, 3) == 3
+    assert submitted(door, 1, 3) == 3
     assert [says(door, 0, user=user) for user in (1, 2)] == [EVICT, FULL]
     door.settle(1, 0, has_run=False)
     assert door.answer(True, 0)[:2] == (IN, 1)
@@ -157,27 +173,56 @@ def test_a_claim_keeps_two_that_ask_within_the_cap_of_their_class():
 
 def test_no_more_ask_than_there_are_to_leave():
     door = make([5, 5], 2, evicts=[True, True])
-    assert let_in(door, 1, 2) == 2
+    assert submitted(door, 1, 2) == 2
     assert [says(door, 0) for _ in range(3)] == [EVICT, EVICT, FULL]
 
 
-def test_where_nobody_can_leave_it_waits_for_a_place_or_goes():
-    """The one below has started meanwhile, or its prompt is still being made."""
+def test_where_nobody_could_leave_it_waits_for_a_place_or_goes():
+    """The one below has started meanwhile, or was cancelled."""
     door = make([2, 2], 1, evicts=[True, True], place_waits_ns=[5 * S, 0])
-    assert says(door, 1) == IN
-    assert says(door, 0, user=1) == EVICT
+    assert submitted(door, 1, 1) == 1
+    assert door.enter(0, 0, user=1)[::3] == (EVICT, 5 * S)
     assert door.answer(False, 1 * S) == (WAIT, 1, 0)
-    assert door.due_ns == 6 * S
-    door.leave(1)
+    door.settle(1, 0, has_run=False)
     assert door.tend(2 * S) == [(IN, 1, 0)]
-    patient = make([2, 2], 1, evicts=[True, True])
-    assert [says(patient, 1), says(patient, 0)] == [IN, EVICT]
-    assert patient.answer(False, 0)[0] == FULL
+    hasty = make([2, 2], 1, evicts=[True, True])
+    assert submitted(hasty, 1, 1) == 1
+    assert says(hasty, 0, user=1) == EVICT
+    assert hasty.answer(False, 0) == (FULL, 1, 0)
+
+
+def test_who_waits_for_a_place_asks_when_one_below_comes_to_the_scheduler():
+    door = make([2, 2, 2], 2, evicts=[True, True, True], place_waits_ns=[5 * S, 5 * S, 0])
+    assert [says(door, 2) for _ in range(2)] == [IN, IN]
+    # Their prompts are still being made.
+    assert [says(door, level, user=10 + level) for level in (1, 0)] == [WAIT, WAIT]
+    assert door.tend(0) == []
+    door.submit(2, 0)
+    assert door.tend(0) == [(EVICT, 10, 0)]
+    door.submit(2, 0)
+    assert door.tend(0) == [(EVICT, 11, 1)]
+    for user in (10, 11):
+        door.settle(2, 0, has_run=False)
+        assert door.answer(True, 0)[:2] == (IN, user)
+    assert door.tend(0) == []
+
+
+def test_a_place_that_comes_free_is_kept_for_the_one_that_asked():
+    """If nobody could be made to leave, it has it; if one was, the next of the others has it."""
+    door = make([3] * 3, 2, evicts=[True] * 3, place_waits_ns=[S] * 3)
+    assert submitted(door, 2, 2) == 2
+    assert [says(door, level, user=level) for level in (2, 1)] == [WAIT, EVICT]
+    door.settle(2, 0, has_run=False)
+    assert door.tend(0) == []
+    assert door.answer(False, 0)[:2] == (IN, 1)
+    assert door.tend(0) == []
+    door.leave(1)
+    assert door.tend(0) == [(IN, 2, 2)]
 
 
 def test_one_that_left_while_it_asked_gets_nothing_and_its_place_is_free():
     door = make([2, 2], 1, evicts=[True, True], place_waits_ns=[0, 5 * S])
-    assert says(door, 1) == IN
+    assert submitted(door, 1, 1) == 1
     says_0, _, guest, _ = door.enter(0, 0, user=1)
     assert (says_0, says(door, 1, user=2)) == (EVICT, WAIT)
     door.give_up(guest)
@@ -265,7 +310,7 @@ def test_24_of_30_warn_and_the_warning_does_not_flicker():
     assert let_in(door, 1, 23) == 23
     assert door.changes() == []
     assert let_in(door, 1, 1) == 1
-    assert door.changes() == [(None, 1)]
+    assert door.changes() == [("warning", None, 1)]
     for _ in range(3):
         door.leave(1)
         assert door.changes() == []
@@ -273,7 +318,22 @@ def test_24_of_30_warn_and_the_warning_does_not_flicker():
     assert door.changes() == []
     for _ in range(4):
         door.leave(1)
-    assert (door.changes(), door.figures(0)["num_warnings"]) == ([(None, 0)], 1)
+    assert door.changes() == [("warning", None, 0)]
+
+
+def test_a_class_that_is_nearly_full_by_itself_has_a_warning_of_its_own():
+    """And no breaker opens for it: the others have room."""
+    door = make([10, 10], 100, num_sequences=1, warns=[8, 8, 80], clears=[7, 7, 70], full=100)
+    assert let_in(door, 0, 1) == 1
+    # The free sequence is the better class's.
+    assert let_in(door, 1, 8) == 8
+    assert door.changes() == [("warning", 1, 1)]
+    assert breakers(door) == [0, 0]
+    door.leave(0)
+    # Now it is theirs, so 7 are left without one.
+    assert door.changes() == []
+    door.leave(1)
+    assert door.changes() == [("warning", 1, 0)]
 
 
 def test_who_starts_at_once_does_not_fill_the_queue():
@@ -323,6 +383,15 @@ def test_a_probe_that_finds_it_nearly_full_is_let_in_and_opens_the_breaker_again
     assert door.figures(7 * S)["levels"][2]["num_breaker_openings"] == 2
 
 
+def test_a_breaker_that_is_tripped_by_hand_opens_and_closes_like_any_other():
+    door = make([30] * 3, 30)
+    door.trip(99, 0)
+    assert breakers(door) == [0, 2, 2]
+    assert [says(door, level, 1) for level in range(3)] == [IN, BROKEN, BROKEN]
+    assert [says(door, 1, 5 * S) for _ in range(3)] == [IN] * 3
+    assert breakers(door, 5 * S) == [0, 0, 1]
+
+
 def test_what_fills_up_again_opens_the_lowest_class_first():
     door = breaking()
     assert let_in(door, 2, 30) == 30
@@ -359,13 +428,15 @@ def test_the_load_is_the_larger_of_kv_and_queue():
 
 
 def test_what_makes_no_sense_is_an_error():
-    for rules in ({"caps": [1, 1]}, {"total": -1}, {"open_ns": 0}, {"num_probes": 0}, {"warn": -1}):
+    for rules in ({"caps": [1, 1]}, {"total": -1}, {"open_ns": 0}, {"num_probes": 0}, {"warn": -1}, {"warns": [1]}):
         with pytest.raises(ValueError, match=r"."):
             set_rules(Door(1), rules.pop("caps", [1]), rules.pop("total", 1), **rules)
     with pytest.raises(ValueError, match="levels"):
         Door(17)
     door = make([1], 1)
-    for call in (lambda: door.enter(1, 0), lambda: door.leave(1), lambda: door.start(1), lambda: door.give_up(0)):
+    for call in (lambda: door.enter(1, 0), lambda: door.leave(1), lambda: door.start(1), lambda: door.submit(1, 0)):
         with pytest.raises(IndexError):
             call()
+    with pytest.raises(IndexError):
+        door.give_up(0)
     assert door.answer(True, 0) == (NOBODY, 0, 0)

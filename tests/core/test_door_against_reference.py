@@ -8,57 +8,63 @@ from lqs._core import Door
 from tests.core import reference_door as reference
 
 NUM_LEVELS = 3
-CAPS = st.lists(st.integers(0, 4), min_size=NUM_LEVELS, max_size=NUM_LEVELS)
-FLAGS = st.lists(st.booleans(), min_size=NUM_LEVELS, max_size=NUM_LEVELS)
-WAITS = st.lists(st.sampled_from([0, 3, 8]), min_size=NUM_LEVELS, max_size=NUM_LEVELS)
+
+
+def by_class(strategy, num=NUM_LEVELS):
+    return st.lists(strategy, min_size=num, max_size=num)
+
+
+LEVELS = st.integers(0, NUM_LEVELS - 1)
+# Small numbers, and mostly such that a queue is full and somebody below could leave.
+CAPS = by_class(st.sampled_from([0, 1, 2, 2, 3, 4]))
+TOTAL = st.sampled_from([0, 1, 2, 2, 3, 3, 5])
+RULES = st.fixed_dictionaries(
+    {
+        "caps": CAPS,
+        "total": TOTAL,
+        "demotes": by_class(st.sampled_from([False, False, True])),
+        "evicts": by_class(st.sampled_from([True, True, False])),
+        "place_waits_ns": by_class(st.sampled_from([0, 3, 8])),
+        "num_guests_max": st.sampled_from([0, 1, 2, 5]),
+        "warns": by_class(st.integers(0, 4), NUM_LEVELS + 1),
+        "full": st.sampled_from([0, 0, 1, 2, 3]),
+        "open_ns": st.integers(1, 6),
+        "num_probes": st.integers(1, 3),
+    }
+)
 
 
 class DoorsAgree(RuleBasedStateMachine):
     """Requests arrive, wait at the door, come in, are submitted, start, leave; some are evicted for others."""
 
-    @initialize(
-        caps=CAPS,
-        total=st.integers(0, 6),
-        demotes=FLAGS,
-        evicts=FLAGS,
-        waits=WAITS,
-        num_guests_max=st.integers(0, 3),
-        marks=st.tuples(st.integers(0, 4), st.integers(0, 6)),
-        open_ns=st.integers(1, 6),
-        num_probes=st.integers(1, 3),
-        num_sequences=st.integers(0, 3),
-    )
-    def begin(self, caps, total, demotes, evicts, waits, num_guests_max, marks, open_ns, num_probes, num_sequences):
-        warn, full = marks
-        rules = {
-            "caps": caps, "total": total, "demotes": demotes, "evicts": evicts, "place_waits_ns": waits,
-            "num_guests_max": num_guests_max, "warn": warn, "clear": max(warn - 1, 1), "full": full,
-            "open_ns": open_ns, "num_probes": num_probes,
-        }  # fmt: skip
+    @initialize(rules=RULES, num_sequences=st.sampled_from([0, 0, 1, 2]))
+    def begin(self, rules, num_sequences):
+        self.rules = rules | {"clears": [max(warn - 1, 1) for warn in rules["warns"]]}
         self.door = Door(NUM_LEVELS)
-        self.door.set_rules(**rules)
+        self.door.set_rules(**self.rules)
         self.door.see(num_sequences=num_sequences, kv_tokens=30)
-        self.twin = reference.Door(**rules, num_sequences=num_sequences, kv_tokens=30)
+        self.twin = reference.Door(**self.rules, num_sequences=num_sequences, kv_tokens=30)
         self.now_ns = 0
         self.num_arrived = 0
         self.guests = {}  # By user: its number at the door.
         self.entering, self.waiting, self.running = [], [], []  # Classes; the latter two with tokens.
-        self.num_places = total + num_sequences
+        self.num_places = rules["total"] + num_sequences
 
     def tend(self):
         told = self.door.tend(self.now_ns)
-        twins = self.twin.tend(self.now_ns)
-        # Of those whose time is over together the order says nothing.
-        places = [each for each in told if each[0] == reference.IN]
-        assert places == [each for each in twins if each[0] == reference.IN]
-        assert sorted(told) == sorted(twins)
+        assert told == self.twin.tend(self.now_ns)
         for says, user, level in told:
-            del self.guests[user]
+            if says != reference.EVICT:
+                del self.guests[user]
             if says == reference.IN:
                 self.entering.append(level)
 
-    @rule(level=st.integers(0, NUM_LEVELS - 1), expire_in_ns=st.sampled_from([0, 0, 2, 10]))
-    def arrive(self, level, expire_in_ns):
+    @rule(levels=st.lists(LEVELS, min_size=1, max_size=4), expire_in_ns=st.sampled_from([0, 0, 0, 2, 10]))
+    def arrive(self, levels, expire_in_ns):
+        for level in levels:
+            self.arrive_one(level, expire_in_ns)
+
+    def arrive_one(self, level, expire_in_ns):
         self.num_arrived += 1
         user = self.num_arrived
         expire_ns = self.now_ns + expire_in_ns if expire_in_ns else 0
@@ -102,17 +108,22 @@ class DoorsAgree(RuleBasedStateMachine):
         self.twin.give_up(user)
 
     @precondition(lambda self: self.entering)
-    @rule(pick=st.integers(0, 100), tokens=st.integers(1, 12), is_gone=st.booleans())
-    def submit_or_leave(self, pick, tokens, is_gone):
-        level = self.entering.pop(pick % len(self.entering))
-        if is_gone:
-            self.door.leave(level)
-            self.twin.leave(level)
-            self.tend()
-        else:
-            self.door.submit(tokens)
-            self.twin.wanted += tokens
+    @rule(num=st.integers(1, 5), tokens=st.integers(1, 12))
+    def submit(self, num, tokens):
+        for level in self.entering[:num]:
+            self.entering.remove(level)
+            self.door.submit(level, tokens)
+            self.twin.submit(level, tokens)
             self.waiting.append((level, tokens))
+            self.tend()
+
+    @precondition(lambda self: self.entering)
+    @rule(pick=st.integers(0, 100))
+    def leave(self, pick):
+        level = self.entering.pop(pick % len(self.entering))
+        self.door.leave(level)
+        self.twin.leave(level)
+        self.tend()
 
     @precondition(lambda self: self.waiting)
     @rule(pick=st.integers(0, 100))
@@ -126,10 +137,10 @@ class DoorsAgree(RuleBasedStateMachine):
         self.tend()
 
     @precondition(lambda self: self.running or self.waiting)
-    @rule(pick=st.integers(0, 100))
-    def settle(self, pick):
-        has_run = bool(self.running)
-        ones = self.running or self.waiting
+    @rule(pick=st.integers(0, 100), has_run=st.booleans())
+    def settle(self, pick, has_run):
+        has_run = bool(self.running) if has_run else not self.waiting
+        ones = self.running if has_run else self.waiting
         one = ones.pop(pick % len(ones))
         self.door.settle(*one, has_run=has_run)
         self.twin.settle(*one, has_run=has_run)
@@ -141,18 +152,22 @@ class DoorsAgree(RuleBasedStateMachine):
         due_ns = self.door.due_ns
         if self.guests and due_ns is not None and due_ns > self.now_ns:
             # Nobody's time is over before that.
-            assert all(g.until_ns > self.now_ns for g in self.twin.waits + self.twin.asks if not g.is_gone)
+            assert all(g.until_ns > self.now_ns for g in self.twin.guests)
         self.tend()
 
-    @rule(caps=CAPS, total=st.integers(0, 6))
+    @rule(num=st.integers(0, 4))
+    def trip(self, num):
+        self.door.trip(num, self.now_ns)
+        self.twin.trip(num, self.now_ns)
+
+    @rule(caps=CAPS, total=TOTAL)
     def change_rules(self, caps, total):
         twin = self.twin
         twin.caps, twin.total = caps, total
-        self.door.set_rules(
-            caps=caps, total=total, demotes=twin.demotes, evicts=twin.evicts, place_waits_ns=twin.place_waits_ns,
-            num_guests_max=twin.num_guests_max, warn=twin.warn, clear=twin.clear, full=twin.full,
-            open_ns=twin.open_ns, num_probes=twin.num_probes,
-        )  # fmt: skip
+        self.door.set_rules(**self.rules | {"caps": caps, "total": total})
+        if not twin.full:
+            for breaker in twin.breakers:
+                breaker.state = reference.CLOSED
         twin.ease()
         # Who is inside stays.
         self.num_places = max(total + twin.num_sequences, self.door.num_inside)
@@ -169,11 +184,12 @@ class DoorsAgree(RuleBasedStateMachine):
         assert self.door.num_inside == len(self.entering) + len(self.waiting) + len(self.running) <= self.num_places
         assert self.door.num_guests == len(self.guests)
         assert figures["num_asks"] == len(self.twin.asks)
-        assert figures["is_warned"] == self.twin.is_warned
+        warned = [*(level["is_warned"] for level in figures["levels"]), figures["is_warned"]]
+        assert warned == self.twin.warned
         assert [level["breaker"] for level in figures["levels"]] == [b.state for b in self.twin.breakers]
         assert figures["levels"][0]["breaker"] == reference.CLOSED
         for level in range(NUM_LEVELS):
-            assert figures["levels"][level]["num_place_waiting"] == sum(g.level == level for g in self.twin.waits)
+            assert figures["levels"][level]["num_place_waiting"] == len(self.twin.of_class(level))
 
     def teardown(self):
         """Everybody leaves, and nothing is left."""
@@ -195,4 +211,4 @@ class DoorsAgree(RuleBasedStateMachine):
 
 
 TestDoors = DoorsAgree.TestCase
-TestDoors.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestDoors.settings = settings(max_examples=300, stateful_step_count=80, deadline=None)

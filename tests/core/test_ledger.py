@@ -53,6 +53,16 @@ def test_settling_gives_all_back_and_books_what_was_computed():
     assert ledger.key(1) == {"reserved": 0, "prompt_tokens": 100, "completion_tokens": 37}
 
 
+def test_part_of_a_promise_is_given_back_and_its_sequence_stays_taken():
+    ledger = make()
+    ledger.reserve(0, 1, 600)
+    ledger.use(0, 100)
+    ledger.shrink(0, 1, 600, 100)
+    assert ledger.slot(0)["reserved"] == ledger.slot(0)["used"] == ledger.key(1)["reserved"] == 0
+    assert ledger.slot(0)["num_running"] == 1
+    assert ledger.grow(0, 1, 1000)
+
+
 def test_releasing_books_nothing():
     ledger = make()
     ledger.reserve(0, 1, 600)
@@ -67,6 +77,8 @@ def test_releasing_books_nothing():
         lambda ledger: ledger.release(1, 0, 0, 0),
         lambda ledger: ledger.release(0, 0, 601, 0),
         lambda ledger: ledger.release(0, 1, 1, 0),
+        lambda ledger: ledger.shrink(0, 0, 601, 0),
+        lambda ledger: ledger.shrink(0, 0, 501, 0),
         lambda ledger: ledger.release(0, 0, 600, 101),
         lambda ledger: ledger.release(0, 0, 600, 99),
         lambda ledger: ledger.settle(0, 0, 601, 0, 5, 5),

@@ -55,6 +55,8 @@ class Rig:
         n_seq: int = 4,
         n_extra: int = 0,
         out_buffer_bytes: int = 65536,
+        kv_block: int = 0,
+        kv_tokens: int | None = None,
         **worker: Any,
     ) -> None:
         self.engine = _engine
@@ -71,7 +73,9 @@ class Rig:
         )
         self.workers = []
         for _ in range(num_slots):
-            slot = self.scheduler.add_device_slot(kv_tokens=n_ctx, num_sequences=n_seq, num_extra=n_extra)
+            slot = self.scheduler.add_device_slot(
+                kv_tokens=kv_tokens or n_ctx, num_sequences=n_seq, num_extra=n_extra, kv_block=kv_block
+            )
             worker |= {"n_ctx": n_ctx, "n_seq": n_seq, "n_extra": n_extra}
             self.workers.append(self.engine.Worker(self.scheduler, slot, model, **worker))
         self.worker = self.workers[0]

@@ -11,6 +11,7 @@ import pytest
 
 from lqs.config import Config
 from lqs.engine.drill import parse_drill
+from lqs.engine.plan import make_plan
 from lqs.engine.slots import Models, Slot
 from lqs.engine.synth import Recipe, parse_shape, write
 from lqs.errors import ConfigError, EngineFailed, StartError
@@ -24,6 +25,7 @@ CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_e
 
 class Native:
     n_ctx_train, n_params, size_bytes, eos = 1024, 7, 99, 2
+    can_reuse_prefix = True
 
 
 class FakeModel:
@@ -52,10 +54,13 @@ class FakeModel:
 class FakeWorker:
     """A worker whose thread waits until it is stopped, unless it hangs."""
 
+    kept = 0.0  # Bytes of KV for a token; 0: not measured.
+
     def __init__(self, *_: Any, **settings: Any) -> None:
         self.settings = settings
         self.state, self.death, self.is_parked, self.step_began_ns = "ready", "", False, 0
         self.hangs = False
+        self.swapping = {"bytes_per_token": self.kept}
         self.calls: list[str] = []
         self.ended = threading.Event()
 
@@ -135,6 +140,40 @@ def test_a_context_is_told_its_padded_size_and_a_step_fits_it(path: Path) -> Non
     house.models.load()
     assert {(w.settings["n_ctx"], w.settings["n_batch"]) for w in house.workers} == {(512, 512)}
     assert house.served.n_ctx == 300
+
+
+@pytest.mark.parametrize(
+    ("flags", "can_cut", "said"),
+    [
+        ({}, True, None),
+        ({"engine.kv_mode": "guaranteed"}, False, None),
+        ({}, False, "it is promised for the longest answer, because the model's memory cannot be cut"),
+        (
+            {"engine.kv_unified": False},
+            True,
+            "it is promised for the longest answer, because engine.kv_unified is false",
+        ),
+    ],
+)
+def test_kv_is_promised_for_the_longest_answer_where_it_cannot_grow(
+    path: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], can_cut: bool, said: str | None
+) -> None:
+    monkeypatch.setattr(Native, "can_reuse_prefix", can_cut)
+    house = House(path, **flags)
+    house.models.load()
+    assert list(house.models.kv_problems()) == ([] if said is None else [(house.name, said)])
+    assert {worker.settings["swap_bytes"] for worker in house.workers} == {256_000_000}
+
+
+@pytest.mark.parametrize(("share", "is_told"), [(1.0, False), (1.04, False), (1.06, True), (0.9, True)])
+def test_kv_that_takes_other_than_planned_is_told(
+    path: Path, monkeypatch: pytest.MonkeyPatch, share: float, is_told: bool
+) -> None:
+    planned = make_plan(load(), path).kv_bytes_per_token
+    monkeypatch.setattr(FakeWorker, "kept", planned * share)
+    house = House(path)
+    house.models.load()
+    assert [f"and {planned} were planned" in text for _, text in house.models.kv_problems()] == [True] * is_told
 
 
 def test_until_it_is_loaded_a_model_says_so(path: Path) -> None:

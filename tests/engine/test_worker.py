@@ -272,17 +272,35 @@ def test_a_suspect_that_is_cancelled_leaves_no_suspicion_to_the_next_request(def
         assert rig.worker.state == "ready"
 
 
-def test_want_of_cells_fails_one_request_at_a_time_and_never_loops(default_model):
-    """Case B35: rc 1 again and again ends the worst request, is counted, and the rest finish."""
-    with Rig(default_model, n_ctx=1024, n_seq=2, threads=1, prefix_cache=False) as rig:
-        keep = rig.submit(chat("Hello"), max_tokens=12, level=0, ignore_eos=True)
-        worst = rig.submit(chat("Hi there"), max_tokens=12, level=3, ignore_eos=True)
-        rig.pump(lambda: keep.num_tokens > 0 and worst.num_tokens > 0)
-        rig.worker.break_at("rc", rc=1, times=1)
-        rig.finish(keep, worst)
-        assert keep.outcome.finish == _core.Finish.FINISH_LENGTH
-        assert (worst.outcome.finish, worst.outcome.error_code) == (_core.Finish.FINISH_ERROR, 1)
-        assert rig.worker.snapshot()["num_kv_failures"] == 1
+@pytest.mark.parametrize("swap_bytes", [0, 1 << 26])
+@pytest.mark.parametrize("times", [1, 2])
+def test_want_of_cells_sets_the_least_aside_and_it_later_completes(default_model, times, swap_bytes):
+    """Case B35: rc 1 is counted, the worst class gives up its cells, and both texts are whole."""
+    with Rig(default_model, n_ctx=1024, n_seq=3, threads=1, prefix_cache=False, swap_bytes=swap_bytes) as rig:
+        want = [rig.ask(chat(p), max_tokens=12, temperature=0.0, ignore_eos=True).text for p in PROMPTS[:3]]
+        answers = [
+            rig.submit(chat(p), max_tokens=12, temperature=0.0, ignore_eos=True, level=i)
+            for i, p in enumerate(PROMPTS[:3])
+        ]
+        rig.pump(lambda: all(a.num_tokens > 0 for a in answers))
+        rig.worker.break_at("rc", rc=1, times=times)
+        rig.finish(*answers)
+        assert [a.outcome.finish for a in answers] == [_core.Finish.FINISH_LENGTH] * 3
+        assert [a.text for a in answers] == want
+        seen = rig.worker.snapshot()
+        assert (seen["num_kv_failures"], seen["num_preemptions"]) == (times, times)
+        assert (seen["num_out"], seen["kept_bytes"]) == (0, 0)
+
+
+def test_want_of_cells_that_does_not_end_fails_who_is_alone_and_never_loops(default_model):
+    """Case B35: rc 1 again and again ends one after the other, in a bounded number of steps."""
+    with Rig(default_model, n_ctx=1024, n_seq=4, threads=1, prefix_cache=False) as rig:
+        rig.worker.break_at("rc", rc=1, times=-1)
+        answers = [rig.submit(chat(p), max_tokens=12, level=i) for i, p in enumerate(PROMPTS[:4])]
+        rig.finish(*answers)
+        assert [(a.outcome.finish, a.outcome.error_code) for a in answers] == [(_core.Finish.FINISH_ERROR, 1)] * 4
+        assert rig.worker.snapshot()["num_decodes"] <= 4 + 3 + 2 + 1
+        assert rig.worker.state == "ready"
 
 
 def test_a_device_that_keeps_failing_is_given_up(default_model):

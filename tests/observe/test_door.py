@@ -13,14 +13,14 @@ from lqs.observe.log import Log
 def test_each_change_is_one_line_with_the_name_of_the_class() -> None:
     stream = io.StringIO()
     tell = door_log(Log(LogConfig(), stream), ["high", "low"])
-    tell(None, 1)
+    tell("warning", None, 1)
     for state in (Breaker.BREAKER_OPEN, Breaker.BREAKER_HALF_OPEN, Breaker.BREAKER_CLOSED):
-        tell(1, state)
-    tell(None, 0)
+        tell("breaker", 1, state)
+    tell("warning", 0, 0)
     assert stream.getvalue().splitlines() == [
-        "warning queue nearly full",
+        "warning queue nearly full level=all",
         "warning breaker open level=low",
         "info    breaker half-open level=low",
         "info    breaker closed level=low",
-        "info    queue has room again",
+        "info    queue has room again level=high",
     ]

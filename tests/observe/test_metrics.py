@@ -59,6 +59,13 @@ WORKER = {
     "num_kv_failures": 0,
     "num_cache_evictions": 1,
     "num_compactions": 2,
+    "num_preemptions": 4,
+    "num_swaps_out": 3,
+    "num_swaps_in": 2,
+    "swapped_bytes": 500,
+    "swap_ns": S,
+    "recomputed_tokens": 17,
+    "kept_bytes": 100,
 }
 PARKED = WORKER | {"is_healthy": False, "state": "parked", "slot": 1, "step_ns": S, "prefix_hits": 1}
 
@@ -226,7 +233,7 @@ def test_what_happens_at_the_door_is_shown_by_class() -> None:
         1,
         1,
     )
-    assert (seen["lqs_queue_warning",], seen["lqs_load",]) == (1, 1)
+    assert (seen["lqs_queue_warning", "all"], seen["lqs_queue_warning", "critical"], seen["lqs_load",]) == (1, 1, 1)
     assert (seen["lqs_bound_used", "place_waiters"], seen["lqs_bound_limit", "place_waiters"]) == (1, 320)
     board.now_ns = 5 * S
     assert board.read()["lqs_breaker_state", "background"] == 1

@@ -31,13 +31,13 @@ class Scene:
         self.core = make_scheduler(self.config, [1.0, 1.0])
         self.core.add_device_slot(kv_tokens=1000, num_sequences=1)
         self.now_ns = 0
-        self.changes: list[tuple[int | None, int]] = []
+        self.changes: list[tuple[str, int | None, int]] = []
         self.desk = Desk(
             self.core,
             Told(),
             door=make_door(self.config),
             outlook=make_outlook(self.config, self.core, now_ns=lambda: self.now_ns),
-            on_door=lambda level, state: self.changes.append((level, state)),
+            on_door=lambda *change: self.changes.append(change),
             now_ns=lambda: self.now_ns,
         )
 
@@ -161,41 +161,54 @@ def test_nobody_leaves_for_its_own_class_and_nobody_that_runs() -> None:
     play(scene)
 
 
-def test_one_whose_prompt_is_still_made_cannot_leave_so_the_better_one_waits_for_its_place() -> None:
+def test_one_whose_prompt_is_still_made_cannot_leave_before_it_is_submitted() -> None:
+    async def scene() -> None:
+        at = Scene(**{"queue.total": 1})
+        await at.fill([], VIP)
+        low, sink = at.request("low", NORMAL), Told()
+        assert await at.desk.enter(low, 0) is None
+        vip = await at.come("vip", VIP)
+        await at.turn()
+        assert not vip.done()
+        assert at.desk.entrance.figures()["levels"][VIP]["num_place_waiting"] == 1
+        at.desk.submit(low, Work(), sink, model=0)
+        await at.turn()
+        assert (await vip)[1] is None
+        assert sink.events == [("ended", "evicted"), "settled"]
+
+    play(scene)
+
+
+def test_one_whose_prompt_is_still_made_may_leave_its_place_to_who_waits() -> None:
     async def scene() -> None:
         at = Scene(**{"queue.total": 1})
         await at.fill([], VIP)
         preparing = at.request("p", NORMAL)
         assert await at.desk.enter(preparing, 0) is None
         vip = await at.come("vip", VIP)
-        await at.turn()
-        assert not vip.done()
-        assert at.desk.entrance.figures()["levels"][VIP]["num_place_waiting"] == 1
         at.desk.leave(preparing)
         assert (await vip)[1] is None
 
     play(scene)
 
 
-@pytest.mark.parametrize("is_answered", [False, True])
-def test_who_leaves_at_the_door_leaves_nothing_behind(is_answered: bool) -> None:
-    """While it waits for the scheduler's answer, and while it waits for a place."""
+@pytest.mark.parametrize("asks", [False, True])
+def test_who_leaves_at_the_door_leaves_nothing_behind(asks: bool) -> None:
+    """While it waits for a place, and while it waits for the scheduler's answer."""
 
     async def scene() -> None:
-        at = Scene(**{"queue.total": 1})
-        await at.fill([], VIP)
-        preparing = at.request("p", NORMAL)
-        assert await at.desk.enter(preparing, 0) is None
+        at = Scene(**{"queue.total": 1, "queue.evict": [asks]})
+        (low,) = await at.fill(["low"], BATCH)
         vip = await at.come("vip", VIP)
-        if is_answered:
-            await at.turn()
         vip.cancel()
         await asyncio.wait([vip])
         assert vip.cancelled()
         await at.turn()
-        at.desk.leave(preparing)
-        await at.end_one()
+        assert low.reason == ("evicted" if asks else None)
+        for _ in range(2):
+            await at.end_one()
         assert at.is_empty()
+        assert at.desk.entrance.figures()["num_asks"] == 0
 
     play(scene)
 
@@ -299,17 +312,19 @@ def test_the_breaker_is_told_of_with_the_time_of_its_end() -> None:
     async def scene() -> None:
         at = Scene(**{"queue.total": 10})
         await at.fill("abcdefgh", NORMAL)
-        assert at.changes == [(None, 1)]
+        assert at.changes == [("warning", None, 1)]
         await at.fill("ij", NORMAL)
-        assert at.changes[1:] == [(BATCH, Breaker.BREAKER_OPEN)]
+        assert at.changes[1:] == [("breaker", BATCH, Breaker.BREAKER_OPEN)]
         at.now_ns = 2 * S
         assert (await (await at.come("k", BATCH)))[1] == NoPlace("breaker_open", 5 * S)
         at.now_ns = 5 * S
         for _ in range(6):
             await at.end_one()
-        assert at.changes[2:] == [(None, 0)]
+        assert at.changes[2:] == [("warning", None, 0)]
         await at.fill("lmn", BATCH)
-        assert at.changes[3:] == [(BATCH, Breaker.BREAKER_HALF_OPEN), (BATCH, Breaker.BREAKER_CLOSED)]
+        assert at.changes[3:] == [
+            ("breaker", BATCH, state) for state in (Breaker.BREAKER_HALF_OPEN, Breaker.BREAKER_CLOSED)
+        ]
 
     play(scene)
 

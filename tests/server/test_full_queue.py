@@ -104,9 +104,13 @@ def test_overflow_with_the_figures_of_the_source(small: Server) -> None:
         for number in range(30):
             calls.append(small.complete(1, priority=number % 3))
             small.wait_waiting(number + 1)
-            assert small.metric("lqs_queue_warning") == (number >= 23)
+            assert small.metrics()['lqs_queue_warning{level="all"}'] == (number >= 23)
         assert small.metrics()['lqs_breaker_state{level="free"}'] == 2
-        assert small.log.count("warning queue nearly full") == small.log.count("warning breaker open level=free") == 1
+        assert (
+            small.log.count("warning queue nearly full level=all")
+            == small.log.count("warning breaker open level=free")
+            == 1
+        )
         for number in range(30, 40):
             began_s[number] = time.monotonic()
             call = small.complete(1, priority=number % 3)

@@ -1,0 +1,1 @@
+"""What promising KV by expected lengths costs and gains."""
