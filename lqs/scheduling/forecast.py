@@ -59,14 +59,24 @@ class Forecast:
     """The expected waits for one model.
 
     `slots` tells the core's figures of the device slots that serve it. The desk tells what happens to
-    requests that are in the core's hands, in its order.
+    requests that are in the core's hands, in its order. `is_guaranteed` says that KV is promised for the
+    longest answer and not for the expected one.
 
     Owner: the event loop.
     """
 
-    def __init__(self, *, num_levels: int, lane_weights: Sequence[float], aging_step_ns: int, slots: Slots) -> None:
+    def __init__(
+        self,
+        *,
+        num_levels: int,
+        lane_weights: Sequence[float],
+        aging_step_ns: int,
+        slots: Slots,
+        is_guaranteed: bool = True,
+    ) -> None:
         self._lane_weights = lane_weights
         self._aging_step_ns = aging_step_ns
+        self._is_guaranteed = is_guaranteed
         self._slots = slots
         # By the core's handle.
         self._running: dict[int, Run] = {}
@@ -233,8 +243,15 @@ class Forecast:
     def _num_free(self) -> int:
         """Sequences that are free and have the cells for one of those that wait."""
         num = max(sum(lane.num for lane in self._waiting), 1)
-        tokens_each = max(sum(lane.footprint_tokens for lane in self._waiting) // num, 1)
+        num_tokens = sum(self._num_promised(lane, pace) for lane, pace in zip(self._waiting, self._paces, strict=True))
+        tokens_each = max(int(num_tokens / num), 1)
         return sum(_num_more(slot, slot["num_sequences"], tokens_each) for slot in self._slots())
+
+    def _num_promised(self, lane: _Waiting, pace: Pace) -> float:
+        """KV tokens that those who wait in a lane will be promised."""
+        if self._is_guaranteed:
+            return lane.footprint_tokens
+        return lane.num_prompt_tokens + lane.max_tokens * pace.share_made
 
     def _has_extra(self, level: int) -> bool:
         """Whether one of the sequences is free that are kept for who is better than one that runs."""

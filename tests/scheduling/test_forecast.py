@@ -35,14 +35,18 @@ class Ended:
 class Board:
     """A forecast for one device slot."""
 
-    def __init__(self, num_sequences: int = 2, aging_step_ns: int = 60 * S) -> None:
+    def __init__(self, num_sequences: int = 2, aging_step_ns: int = 60 * S, *, is_guaranteed: bool = True) -> None:
         self.slot: dict[str, Any] = {
             "num_sequences": num_sequences, "num_extra": 0, "num_running": 0, "capacity": 1000, "reserved": 0,
             "is_dead": False,
         }  # fmt: skip
         self.num_made = 0
         self.forecast = Forecast(
-            num_levels=3, lane_weights=(3, 1), aging_step_ns=aging_step_ns, slots=lambda: [self.slot]
+            num_levels=3,
+            lane_weights=(3, 1),
+            aging_step_ns=aging_step_ns,
+            slots=lambda: [self.slot],
+            is_guaranteed=is_guaranteed,
         )
 
     def come(self, now_ns: int = 0, *, level: int = 1, lane: Lane = Lane.SHORT, max_tokens: int = 10) -> Request:
@@ -171,6 +175,20 @@ def test_cells_that_are_missing_make_a_free_sequence_useless() -> None:
     wait_s = board.wait_s(6 * S, ahead=0)
     assert wait_s is not None
     assert wait_s > 1
+
+
+def test_where_kv_is_promised_by_how_long_answers_come_out_more_fit() -> None:
+    waits = []
+    for is_guaranteed in (True, False):
+        board = Board(num_sequences=2, is_guaranteed=is_guaranteed)
+        # They make a tenth of what they may.
+        for _ in range(8):
+            board.finish(board.start(max_tokens=100), 10)
+        board.start(100 * S, max_tokens=100)
+        board.slot["reserved"] = 950
+        board.come(100 * S, max_tokens=100)
+        waits.append(board.wait_s(101 * S, ahead=0))
+    assert waits == [pytest.approx(10, rel=0.2), 0]
 
 
 def test_without_a_living_device_slot_nothing_is_known() -> None:

@@ -182,6 +182,16 @@ def test_when_the_wait_is_too_long_the_smaller_model_answers_and_says_so(
     assert pair.metric("lqs_degraded_total") >= 1
 
 
+def test_the_smaller_model_is_not_kept_by_those_who_wait_for_the_other(pair: Server, busy: None) -> None:
+    """They wait in the same class, and came before."""
+    waiting = [pair.complete(5, model="tiny") for _ in range(3)]
+    pair.wait_waiting(3)
+    answer = ask(pair, model="tiny", allow_degrade=True, priority=2)
+    assert (answer.status, answer.json["model"]) == (200, "small")
+    for call in waiting:
+        call.close()
+
+
 def test_who_did_not_allow_it_waits_for_the_model_it_asked_for(pair: Server, busy: None) -> None:
     answer = ask(pair, model="tiny", queue_timeout=0.3)
     assert (answer.status, answer.code) == (503, "queue_timeout")
