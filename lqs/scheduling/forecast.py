@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from typing import Any
 
-from lqs.request import Outcome, Request
-from lqs.scheduling.tempo import Pace, Rate, Run
+from lqs.request import NS_PER_S, Outcome, Request
+from lqs.scheduling.tempo import ARRIVALS_S, Pace, Rate, Run
 
 # What was worked out is good for so long, or until something starts or ends, but at least so long.
 _FRESH_NS, _STALE_NS = 100_000_000, 2_000_000
@@ -156,12 +156,15 @@ class Forecast:
     def wait_ns(self, lane: int, level: int, num_ahead: int, now_ns: int, waited_ns: int = 0) -> int | None:
         """Time until one starts that has so many ahead of it in its lane; None: nothing is known yet.
 
-        Better classes still pass it, but not for longer than it takes to age beyond them.
+        Better classes still pass it, but not for longer than it takes to age beyond them. Nor is it
+        foreseen for longer than it was seen: the load that they come with moves who comes after them.
         """
         if num_ahead == 0 and self._has_extra(level):
             return 0
         better = sum(rate.per_ns(now_ns) for rate in self._waiting[lane].arrivals[:level])
-        horizon_ns = max(level * self._aging_step_ns - waited_ns, 0) if self._aging_step_ns else math.inf
+        horizon_ns = ARRIVALS_S * NS_PER_S
+        if self._aging_step_ns:
+            horizon_ns = min(horizon_ns, max(level * self._aging_step_ns - waited_ns, 0))
         wait_ns = self._start_after(self._among_lanes(lane, num_ahead), now_ns)
         for _ in range(_ROUNDS if better and wait_ns else 0):
             assert wait_ns is not None

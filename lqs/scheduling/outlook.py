@@ -75,9 +75,16 @@ class Outlook:
         return wait_ns / NS_PER_S
 
     def claim(self, request: Request) -> tuple[int, bool]:
-        """Places that the request may not have, because others come for them; and if it was promised one."""
+        """Places that the request may not have, because others come for them; and if it was promised one.
+
+        Who was refused in a lower class because the load was high comes back in it: it has been
+        in the line behind those who wait there, and does not pass them.
+        """
         now_ns, level = self._now_ns(), request.class_asked
-        if self.promises.is_due(request, now_ns):
+        promised_level = self.promises.level_due(request, now_ns)
+        if promised_level is not None:
+            request.is_clamped |= promised_level > request.level
+            request.level = max(request.level, promised_level)
             return 0, True
         return self.promises.num_held(level, now_ns, self._level_caps[level]), False
 
@@ -122,7 +129,7 @@ class Outlook:
 
     def _service_ns(self, request: Request, now_ns: int) -> float:
         """The time in which the request's class frees a place: as it was lately, else as is expected."""
-        rate = max(self._scheduler.drain_rate(level) for level in {request.level, request.class_asked})
+        rate = self._scheduler.drain_rate_all * self.promises.share_freed(request.class_asked)
         if rate > 0:
             return NS_PER_S / rate
         # Its own lane is not known yet: its prompt was never made.
