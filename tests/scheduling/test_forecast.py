@@ -127,8 +127,7 @@ def test_better_classes_that_still_come_are_reckoned_with_until_it_has_aged() ->
         for _ in range(8):
             each.finish(each.start(max_tokens=2), 2)
         for second in range(100, 140):
-            if second % 4 == 0:
-                each.come(second * S, level=0)
+            each.come(second * S, level=0)
         each.start(140 * S, max_tokens=2)
     calm = board.wait_s(140 * S, ahead=10)
     assert calm is not None
