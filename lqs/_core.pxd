@@ -330,7 +330,7 @@ cdef struct Entry:
     int64_t deadline_ns         # orders inside a key; 0: none
     # The scheduler's.
     uint32_t state              # atomic State
-    uint32_t rank               # how many came to its level before it; wraps
+    uint32_t rank               # how many came to its queue before it; wraps
     # --- the second line
     Attempt* attempt            # the scheduler's; set before it is dispatched
     uint32_t epoch              # the scheduler's

@@ -26,7 +26,7 @@ from cpython.bytearray cimport PyByteArray_AS_STRING
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport INT64_MAX
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memmove, memset
 from posix.time cimport timespec
 from posix.unistd cimport close, read
@@ -34,6 +34,7 @@ from posix.unistd cimport close, read
 include "core/rings.pxi"
 include "core/backlog.pxi"
 include "core/ledger.pxi"
+include "core/queues.pxi"
 include "core/backfill.pxi"
 include "core/lanes.pxi"
 include "core/limits.pxi"

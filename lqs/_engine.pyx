@@ -34,6 +34,7 @@ from lqs._core cimport (
     Work,
     announce,
     ask_growth,
+    bump,
     emit_output,
     entry_of,
     finish_request,
@@ -187,6 +188,7 @@ cdef struct WorkerStats:
     uint64_t swap_ns
     uint64_t recomputed_tokens
     uint64_t cells_used
+    uint64_t cells_garbage  # dropped and not free yet
     uint64_t num_active
     uint64_t num_out
     uint64_t kept_bytes

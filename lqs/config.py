@@ -11,9 +11,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from lqs.config_engine import EngineConfig
 from lqs.config_limits import LimitConfig
+from lqs.config_tiers import TierConfig, default_tiers
 from lqs.describe import key as _key
 from lqs.overflow import OverflowConfig
+from lqs.protection import AlertsConfig, DegradeConfig, RefusalsConfig
 
 CTX_MIN = 256  # llama.cpp makes no smaller context.
 
@@ -72,87 +75,9 @@ class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 0
     chat_template: Annotated[str, _key("File with a Jinja template; empty: the model's own.")] = ""
-
-
-class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """The device slots and how each runs its steps."""
-
-    devices: Annotated[tuple[str, ...], _key("Device slots: auto, cpu:0, cpu:1, ...", min_length=1, max_length=64)] = (
-        "auto",
-    )
-    threads: Annotated[
-        int,
-        _key("Threads of a CPU device slot; 0: its share of the cores.", "threads", ge=0, le=512),
-    ] = 0
-    parallel: Annotated[int, _key("Sequences per device slot.", "sequences", ge=1, le=256)] = 32
-    urgent_sequences: Annotated[
-        int,
-        _key("Beside those: for requests of a better class than one that runs.", "sequences", ge=0, le=255),
-    ] = 4
-    ctx: Annotated[
-        int,
-        _key(
-            "KV cells per device slot, shared by its sequences; 0: from memory and model; else at least 256.",
-            "tokens",
-            ge=0,
-            le=16_777_216,
-        ),
-    ] = 0
-    n_batch: Annotated[int, _key("Most tokens of one step.", "tokens", ge=1, le=65_536)] = 512
-    n_ubatch: Annotated[
-        int,
-        _key(
-            "Most tokens computed at once within a step; from 64 on texts may depend on the batch.",
-            "tokens",
-            ge=1,
-            le=65_536,
-        ),
-    ] = 48
-    kv_unified: Annotated[bool, _key("One KV budget for all sequences; false: an equal part each.")] = True
-    kv_mode: Annotated[
-        str,
-        _key(
-            "expected: KV is promised by how long answers come out, and grows; guaranteed: for the longest answer.",
-            pattern="^(expected|guaranteed)$",
-        ),
-    ] = "expected"
-    kv_block_tokens: Annotated[int, _key("A promise grows by so much at once.", "tokens", ge=8, le=65_536)] = 32
-    swap_mb: Annotated[
-        int,
-        _key(
-            "Host memory per device slot for requests that gave up their KV for better ones; 0: computed again.",
-            "MB",
-            ge=0,
-            le=1_048_576,
-        ),
-    ] = 256
-    prefix_cache: Annotated[bool, _key("Keep finished sequences to answer the same beginning sooner.")] = True
-    prefix_sequences: Annotated[
-        int, _key("Finished sequences kept beside the running ones.", "sequences", ge=0, le=255)
-    ] = 32
-    prefix_shared: Annotated[bool, _key("Keys share the prefix cache and could guess prompts of others by time.")] = (
-        False
-    )
-    flash_attention: Annotated[bool, _key("Use flash attention where the model allows it.")] = True
-    inter_token_target_ms: Annotated[
-        float,
-        _key("Prefill leaves a step at most so long while others decode.", "ms", gt=0, le=60_000),
-    ] = 200.0
-    kv_margin_mb: Annotated[int, _key("Memory that is left free beside weights and KV.", "MB", ge=0, le=1_048_576)] = (
-        512
-    )
-    out_buffer_bytes: Annotated[
-        int,
-        _key(
-            "Text made and not yet sent, per request; full: the sequence pauses.",
-            "bytes",
-            ge=4096,
-            le=16_777_216,
-        ),
-    ] = 65_536
-    stall_s: Annotated[float, _key("A step that takes longer makes its device slot unhealthy.", "s", gt=0, le=3600)] = (
-        30.0
-    )
+    fallback: Annotated[
+        str, _key("Smaller model beside it that answers when waits are long: file or name; empty: none.")
+    ] = ""
 
 
 class QueueConfig(OverflowConfig, frozen=True, forbid_unknown_fields=True):
@@ -246,19 +171,6 @@ class QueueConfig(OverflowConfig, frozen=True, forbid_unknown_fields=True):
     ] = 16_384
 
 
-class TierConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the keys of one tier may ask for."""
-
-    level: Annotated[int, _key("Class of its requests by default; 0 is the most urgent.", ge=0, le=7)]
-    best: Annotated[int, _key("Best class it may ask for; absent: its own.", ge=0, le=7)] | None = None
-    weight: Annotated[float, _key("Share of a key inside its class.", gt=0, le=1000)] = 1.0
-
-    @property
-    def best_level(self) -> int:
-        """The best class it may ask for."""
-        return self.level if self.best is None else self.best
-
-
 class KeysConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Where the API keys are, and who may come without one."""
 
@@ -286,15 +198,6 @@ class LogConfig(Struct, frozen=True, forbid_unknown_fields=True):
     access: Annotated[bool, _key("One line for each request.")] = True
 
 
-def _default_tiers() -> dict[str, TierConfig]:
-    return {
-        "vip": TierConfig(level=0),
-        "normal": TierConfig(level=2),
-        "free": TierConfig(level=3),
-        "batch": TierConfig(level=4),
-    }
-
-
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that can be set; `load` builds it and checks what one key alone cannot show."""
 
@@ -302,10 +205,13 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
     queue: QueueConfig = QueueConfig()
-    tiers: dict[str, TierConfig] = msgspec.field(default_factory=_default_tiers)
+    tiers: dict[str, TierConfig] = msgspec.field(default_factory=default_tiers)
     limits: dict[str, LimitConfig] = msgspec.field(default_factory=dict)
     keys: KeysConfig = KeysConfig()
     prompts: PromptsConfig = PromptsConfig()
+    refusals: RefusalsConfig = RefusalsConfig()
+    degrade: DegradeConfig = DegradeConfig()
+    alerts: AlertsConfig = AlertsConfig()
     log: LogConfig = LogConfig()
 
     @property
@@ -313,6 +219,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         """The cap of each class, in the order of `queue.levels`."""
         caps = self.queue.caps
         return caps * len(self.queue.levels) if len(caps) == 1 else caps
+
+    @property
+    def num_models(self) -> int:
+        """The model, and its fallback if there is one."""
+        return 1 + bool(self.model.fallback)
 
 
 def is_loopback(host: str) -> bool:

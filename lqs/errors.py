@@ -78,6 +78,14 @@ class Unauthorized(LqsError):
         super().__init__(message, headers={"WWW-Authenticate": 'Bearer realm="lqs"'})
 
 
+class Forbidden(LqsError):
+    """The key is known and may not do this."""
+
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
+
+
 class NotFound(LqsError):
     """A path, a model or a request that does not exist, or not for this key."""
 
@@ -217,6 +225,11 @@ class ModelFileError(StartError):
 
 class DeviceError(StartError):
     """A device slot cannot be opened; the message names it and the reason."""
+
+
+def is_too_many(reason: str) -> bool:
+    """Whether a refusal for this reason is a 429: there is more than the server can do."""
+    return _STATUS_OF_REASON.get(reason) == 429
 
 
 def clamp_retry_after(seconds: float) -> float:

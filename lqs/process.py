@@ -5,13 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import signal
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 T = TypeVar("T")
+
+
+class Stoppable(Protocol):
+    """A server: runs until it is stopped, and reads its config again when told."""
+
+    async def run(self) -> int: ...
+    def stop(self) -> None: ...
+    def reload(self) -> None: ...
 
 
 def leave(code: int) -> None:
@@ -42,3 +51,21 @@ def raise_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def run_with_signals(server: Stoppable) -> int:
+    """Drain on the first SIGTERM or SIGINT, leave on the second, reload on SIGHUP."""
+    loop = asyncio.get_running_loop()
+    num_asked = 0
+
+    def ask() -> None:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked > 1:
+            leave(1)
+        server.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ask)
+    loop.add_signal_handler(signal.SIGHUP, server.reload)
+    return await server.run()

@@ -10,7 +10,7 @@ import enum
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from lqs._core import Charge, Finish
 
@@ -114,12 +114,13 @@ class PromptSource:
     touches no event-loop object, and raises `BadRequest` for what the client got wrong.
     `num_bytes_min` is a lower bound on the UTF-8 bytes of the rendered prompt, known without
     rendering (for chat: the bytes of the message texts that a template cannot leave out; 0 if
-    unknown).
+    unknown). `remake` makes the source for another model that is served; None: it means nothing there.
     """
 
     render: Callable[[], Sequence[Segment]] | None = None
     ids: Sequence[int] | None = None
     num_bytes_min: int = 0
+    remake: Callable[[Any], PromptSource] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,11 +144,14 @@ class Request:
     queue_timeout_s: float | None = None  # In the queue; None: the config's.
     read_timeout_s: float | None = None  # How long its client waits for bytes, if it says so.
     is_stream: bool = False
+    retry_count: int | None = None  # Tries before this one, by clients that count them.
+    allow_degrade: bool | None = None  # Whether a smaller model may answer; None: the tier decides.
     route: str = ""  # Which endpoint it came by: "chat" or "completions".
     # Filled in by admission.
     level: int = 0
     lane: Lane = Lane.SHORT
     is_clamped: bool = False  # It stands in another class than it wished.
+    degraded_from: str | None = None  # The model that was asked for, if `model` answers in its place.
     prompt: array[int] = field(default_factory=lambda: array("i"))
     max_tokens_granted: int = 0  # What the context leaves of max_tokens.
     expire_ns: int = 0  # Leaves the queue unserved then; 0: never.
@@ -159,6 +163,7 @@ class Request:
     holds_permit: bool = False  # A place in its class is taken and not yet handed to the core.
     # Filled in by scheduling.
     handle: int | None = None
+    model_index: int = 0  # The core's number of `model`.
     state: RequestState = RequestState.WAITING
     reason: str | None = None  # Why it was refused, if it was.
 

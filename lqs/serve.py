@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -25,17 +24,20 @@ from lqs.collector import Collector
 from lqs.config import Config
 from lqs.engine import library
 from lqs.engine.drill import Break
-from lqs.engine.plan import check_fits, make_plan
+from lqs.engine.fallback import find_models
 from lqs.engine.slots import Models
-from lqs.engine.store import DEFAULT_MODEL, Store, store_folder
+from lqs.engine.store import Store, store_folder
 from lqs.errors import DeviceError, StartError
+from lqs.guard import Guard, Health
 from lqs.listen import HttpServer, bind, make_http, url_of
+from lqs.observe.alerts import Alerts, Level, Switch
 from lqs.observe.door import door_log
 from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
-from lqs.process import in_thread, leave, raise_file_limit
+from lqs.process import in_thread, leave, raise_file_limit, run_with_signals
 from lqs.scheduling.core import make_door, make_scheduler
 from lqs.scheduling.desk import Desk
+from lqs.scheduling.outlook import make_outlook
 from lqs.settings import check_exposure
 
 # What is cancelled at the end of a drain still needs a step of the engine and a last write.
@@ -58,6 +60,7 @@ class Server:
         *,
         models: Models,
         prompts: Prompts,
+        guard: Guard,
         reload_config: Callable[[], Config] | None = None,
     ) -> None:
         self._config = config
@@ -67,6 +70,8 @@ class Server:
         self._log: Log = services.log
         self._models = models
         self._prompts = prompts
+        self._guard = guard
+        self._health = Health(config.engine.stall_s, self._log)
         self._reload_config = reload_config
         self._stop_wanted = asyncio.Event()
         self._http: HttpServer | None = None
@@ -207,27 +212,13 @@ class Server:
         self._log.info("stopped")
 
     async def _watch(self) -> None:
-        """Say in the log when a device slot stops working, and when it works again; collect garbage."""
-        healthy: dict[str, bool] = {}
+        """Look after the device slots and the load; collect garbage."""
         while True:
-            self._look(healthy)
-            self._collector.tend(self._desk.num_inside, time.monotonic_ns())
+            now_ns = time.monotonic_ns()
+            self._health.look(self._models.slots, now_ns)
+            self._guard.look(now_ns)
+            self._collector.tend(self._desk.num_inside, now_ns)
             await asyncio.sleep(_WATCH_INTERVAL_S)
-
-    def _look(self, healthy: dict[str, bool]) -> None:
-        """Compare the device slots' health with what it was, and keep it there."""
-        for slot in self._models.slots:
-            is_healthy = slot.is_healthy(time.monotonic_ns(), self._config.engine.stall_s)
-            if healthy.get(slot.device, True) != is_healthy:
-                self._log_health(slot.device, is_healthy, slot.worker.death)
-            healthy[slot.device] = is_healthy
-
-    def _log_health(self, device: str, is_healthy: bool, death: str) -> None:
-        if is_healthy:
-            self._log.info("device slot works again", device=device)
-        else:
-            reason = death or "its step does not end"
-            self._log.error("device slot does not work", device=device, reason=reason)
 
 
 def build(
@@ -241,16 +232,25 @@ def build(
     """Make and wire all parts; nothing runs yet. `drill` is what breaks on purpose. Raises StartError."""
     keys = KeyRing(config)
     check_exposure(config, keys.num_keys)
-    path = Store(store_folder(environ)).resolve(config.model.path or DEFAULT_MODEL.name)
-    # A file that cannot be a model, or does not fit, is reported at once, not after the port is taken.
-    check_fits(config, make_plan(config, path))
+    path, fallback_path = find_models(config, Store(store_folder(environ)))
     log = Log(config.log)
     library.start(verbose=config.log.level == "debug")
     scheduler = make_scheduler(config, keys.weights())
-    models = Models(config, path, scheduler, make_model=library.Model, make_worker=library.make_worker, drill=drill)
+    models = Models(
+        config,
+        path,
+        scheduler,
+        make_model=library.Model,
+        make_worker=library.make_worker,
+        fallback_path=fallback_path,
+        drill=drill,
+    )
+    body = library.SchedulerBody(scheduler)
+    outlook = make_outlook(config, scheduler, observe_promise=lambda ratio: metrics.promised(ratio))  # noqa: PLW0108
+    tighten = Switch()
     limits = Limiters(
         config,
-        is_load_high=lambda: desk.entrance.load() > config.queue.high_load_at,
+        is_load_high=lambda: tighten.is_on or desk.entrance.load() > config.queue.high_load_at,
         clock=limits_clock,
     )
     metrics = Metrics(
@@ -261,20 +261,22 @@ def build(
         # What is made below.
         closed_reason=lambda: gate.closed_reason(),  # noqa: PLW0108
         bounds=lambda: server.bounds(),  # noqa: PLW0108
+        alerts=lambda: alerts,
+        promised=outlook.promises,
+        rounds=body.snapshot,
         door=lambda: desk.entrance.figures(),  # noqa: PLW0108
         limits=limits.figures,
     )
-    desk = Desk(
-        scheduler,
-        metrics,
-        door=make_door(config),
-        body=library.SchedulerBody(scheduler),
-        on_door=door_log(log, config.queue.levels),
-    )
+    on_door = door_log(log, config.queue.levels)
+    desk = Desk(scheduler, metrics, door=make_door(config), outlook=outlook, body=body, on_door=on_door)
     prompts = Prompts(config.prompts)
     gate = Gate(config, desk=desk, models=models, prompts=prompts, limits=limits)
-    services = Services(config=config, gate=gate, desk=desk, keys=keys, models=models, metrics=metrics, log=log)
-    server = Server(config, services, models=models, prompts=prompts, reload_config=reload_config)
+    alerts = Alerts(config.alerts, log, {Level.TIGHTEN: tighten, Level.DEGRADE: gate.degrader.force})
+    services = Services(
+        config=config, gate=gate, desk=desk, keys=keys, models=models, metrics=metrics, alerts=alerts, log=log
+    )
+    guard = Guard(config, alerts, desk, metrics)
+    server = Server(config, services, models=models, prompts=prompts, guard=guard, reload_config=reload_config)
     return server
 
 
@@ -283,26 +285,8 @@ def run(config: Config, reload_config: Callable[[], Config] | None = None, drill
     raise_file_limit()
     server = build(config, reload_config=reload_config, drill=drill)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        code = runner.run(_run_with_signals(server))
+        code = runner.run(run_with_signals(server))
         if server.hung:
             # Neither the loop nor the interpreter could end with these threads still in libllama.
             leave(code)
     return code
-
-
-async def _run_with_signals(server: Server) -> int:
-    """Drain on the first SIGTERM or SIGINT, leave on the second, reload on SIGHUP."""
-    loop = asyncio.get_running_loop()
-    num_asked = 0
-
-    def ask() -> None:
-        nonlocal num_asked
-        num_asked += 1
-        if num_asked > 1:
-            leave(1)
-        server.stop()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ask)
-    loop.add_signal_handler(signal.SIGHUP, server.reload)
-    return await server.run()

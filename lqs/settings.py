@@ -17,8 +17,9 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
-from lqs.config import CTX_MIN, Config, TierConfig, is_loopback
+from lqs.config import CTX_MIN, Config, is_loopback
 from lqs.config_limits import LimitConfig, limit_rules
+from lqs.config_tiers import TierConfig
 from lqs.errors import ConfigError
 from lqs.wording import in_words, offer, pattern_in_words
 
@@ -32,7 +33,7 @@ _NOT_SETTINGS = re.compile(
 # Sections of tables that the operator names, and what such a table holds.
 NAMED: dict[str, type[Struct]] = {"tiers": TierConfig, "limits": LimitConfig}
 # Settings that name a file; in the TOML file they are seen from its folder.
-_FILES = (("model", "path"), ("model", "chat_template"), ("keys", "file"))
+_FILES = (("model", "path"), ("model", "chat_template"), ("model", "fallback"), ("keys", "file"))
 
 
 class Setting(NamedTuple):
@@ -201,7 +202,7 @@ def _tiers(config: Config, *, is_named: bool) -> dict[str, TierConfig]:
     Where there are fewer classes than usual, a usual tier stands in the last.
     """
     last = len(config.queue.levels) - 1
-    usual = {name: TierConfig(level=min(tier.level, last)) for name, tier in Config().tiers.items()}
+    usual = {name: msgspec.structs.replace(tier, level=min(tier.level, last)) for name, tier in Config().tiers.items()}
     return usual | config.tiers if is_named else usual
 
 
@@ -263,7 +264,7 @@ def _check_together(config: Config) -> None:
             f"queue.caps: give one number, or one for each of the {num_levels} classes.",
         ),
         (
-            queue.total + len(engine.devices) * engine.parallel <= queue.table_capacity,
+            queue.total + config.num_models * len(engine.devices) * engine.parallel <= queue.table_capacity,
             "queue.table_capacity: must hold queue.total and every sequence of every device slot.",
         ),
         (

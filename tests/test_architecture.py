@@ -25,7 +25,7 @@ FLOORS = (
     {"cli"},
     {"commands"},
     {"simulate"},
-    {"serve", "listen", "collector", "process"},
+    {"serve", "listen", "collector", "process", "guard"},
     {"api"},
     {"admission"},
     {"scheduling"},
@@ -33,14 +33,14 @@ FLOORS = (
     {"observe"},
     {"settings"},
     {"request", "config", "wording", "plain"},
-    {"overflow", "config_limits"},
+    {"overflow", "config_engine", "config_limits", "config_tiers", "protection"},
     {"errors", "describe"},
     {"_engine"},
     {"_core"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Read as one part although they are several files.
-NEIGHBOURS = {("serve", "listen"), ("serve", "collector"), ("serve", "process")}
+NEIGHBOURS = {("serve", "listen"), ("serve", "collector"), ("serve", "process"), ("serve", "guard")}
 
 # Each foreign library comes in by one door.
 DOORS = {
@@ -51,7 +51,7 @@ DOORS = {
     "uvicorn": {"serve.py", "listen.py"},
     "httptools": {"serve.py", "listen.py"},
     "uvloop": {"serve.py"},
-    "prometheus_client": {"observe/metrics.py"},
+    "prometheus_client": {"observe/metrics.py", "observe/families.py"},
     "jinja2": {"engine"},
     "numpy": {"engine/synth"},
 }

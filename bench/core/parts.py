@@ -8,16 +8,18 @@ from array import array
 from functools import partial
 
 from lqs import _core
-from lqs._core import Backlog, Charge, Ledger, LimitKind, Limits, Scheduler, Work
+from lqs._core import Backlog, Charge, DoorSays, Ledger, LimitKind, Limits, Scheduler, Work
 from lqs.admission.classes import Classes
 from lqs.admission.limits import Limiters
-from lqs.config import Config
+from lqs.config import Config, QueueConfig
 from lqs.config_limits import LimitConfig
 from lqs.request import Request, Tenant
+from lqs.scheduling.core import make_door
 
 from . import peers
 from .measure import Row, alone, beside, in_turns
 
+_IN = int(DoorSays.DOOR_IN)
 DEPTHS = (1_000, 100_000, 1_000_000)
 
 
@@ -167,17 +169,18 @@ def limiters(n: int, rounds: int) -> list[Row]:
     ]
 
 
-def usual_config() -> Config:
-    """The same four limits as an operator writes them."""
+def usual_config(depth: int) -> Config:
+    """The same four limits as an operator writes them, and a queue of this depth."""
     of = {"requests": 10**9, "parallel": 10**9, "tokens": 10**9, "compute_s": 10**6}
-    return Config(limits={name: LimitConfig(of=name, amount=amount) for name, amount in of.items()})
+    queue = QueueConfig(caps=(depth,), total=depth, table_capacity=2 * depth)
+    return Config(queue=queue, limits={name: LimitConfig(of=name, amount=amount) for name, amount in of.items()})
 
 
 def admission(n: int) -> list[Row]:
-    """One admission from Python at 1e6 waiting: class, limits in both stages, lane, permit, submit."""
+    """One admission from Python at 1e6 waiting: load, class, limits in both stages, place, lane, submit."""
     scheduler = loaded_scheduler(DEPTHS[-1], n)
-    config = usual_config()
-    limits, classes = Limiters(config), Classes(config.queue)
+    config = usual_config(DEPTHS[-1])
+    limits, classes, door = Limiters(config), Classes(config.queue), make_door(config)
     tenant = Tenant("t", "normal", 0, 3, 3)
     requests = [Request(id="r", tenant=tenant, model="m", arrival_ns=0, max_tokens=20) for _ in range(n)]
     work, sink, prompt = Work(), object(), array("i", range(10))
@@ -185,19 +188,23 @@ def admission(n: int) -> list[Row]:
     for number, request in enumerate(requests):
         request.prompt, request.max_tokens_granted = prompt, 20
         begin = clock()
-        classes.assign(request)
+        door.look(scheduler)
+        classes.assign(request, load=door.load)
         limits.enter(request, num_tokens_min=21, patience_ns=10**10)
-        if scheduler.try_enter(request.level):
-            classes.assign_lane(request)
+        says, *_ = door.enter(request.level, begin, expire_ns=begin + 10**10)
+        if says == _IN and scheduler.try_enter(request.level):
+            classes.assign_lane(request, 512)
             limits.charge_work(request, patience_ns=10**10)
             scheduler.submit(
                 work, sink, key=0, model=0, level=request.level, lane=0, arrival_ns=begin, expire_ns=begin + 10**10,
                 stop_ns=0, deadline_ns=0, num_prompt_tokens=request.num_prompt_tokens,
                 max_tokens=request.max_tokens_granted, footprint_tokens=request.footprint_tokens,
             )  # fmt: skip
+            door.submit(request.footprint_tokens)
         times.append(float(clock() - begin))
         if number % 1000 == 999:
             scheduler.round(DEPTHS[-1])
+    assert scheduler.num_waiting(request.level) + scheduler.num_running > n
     cuts = statistics.quantiles(times, n=100)
     what = "one admission from Python, four limits, 1,000,000 waiting"
     return [

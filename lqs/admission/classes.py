@@ -10,8 +10,21 @@ from lqs.config import QueueConfig
 from lqs.errors import BadRequest
 from lqs.request import NS_PER_S, Lane, Request
 
-# What a request without max_tokens is taken to answer, when it is sorted into a lane.
-_EXPECTED_COMPLETION_TOKENS = 256
+# How long an answer without max_tokens is taken to be while nothing is known.
+_UNKNOWN_TOKENS = 256
+# A max_tokens of more than so many times what answers have says nothing.
+_FAR_OFF = 4
+
+
+def expected_tokens(request: Request, num_seen: int) -> int:
+    """How long its answer is taken to be; `num_seen` is what answers of its key had of late, 0 for unknown.
+
+    Its own `max_tokens` counts, unless it is far above what answers really have.
+    """
+    if request.max_tokens is None:
+        return min(request.max_tokens_granted, num_seen or _UNKNOWN_TOKENS)
+    is_far_off = 0 < num_seen * _FAR_OFF < request.max_tokens_granted
+    return num_seen if is_far_off else request.max_tokens_granted
 
 
 class Classes:
@@ -32,19 +45,13 @@ class Classes:
         request.level = level
         request.is_clamped = level != wish
 
-    def assign_lane(self, request: Request, border_tokens: int) -> None:
-        """Set the lane from the tokens it is expected to take.
+    def assign_lane(self, request: Request, border_tokens: int, num_expected: int) -> None:
+        """Set the lane from the tokens of its prompt and those that its answer is expected to have.
 
         In between the bounds of the config `task_type` decides, without it the border of just now.
         """
-        num_tokens = request.num_prompt_tokens + self.expected_tokens(request)
+        num_tokens = request.num_prompt_tokens + num_expected
         request.lane = Lane.LONG if self._is_long(request.task_type, num_tokens, border_tokens) else Lane.SHORT
-
-    def expected_tokens(self, request: Request) -> int:
-        """How long its answer is taken to be."""
-        if request.max_tokens is None:
-            return min(request.max_tokens_granted, _EXPECTED_COMPLETION_TOKENS)
-        return request.max_tokens_granted
 
     def _is_urgent(self, request: Request, service_s: float) -> bool:
         left_s = (request.deadline_ns - request.arrival_ns) / NS_PER_S

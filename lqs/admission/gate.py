@@ -9,25 +9,36 @@ a place; that is part of their time in the queue.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from lqs.admission.classes import Classes
+from lqs.admission.classes import Classes, expected_tokens
 from lqs.admission.deadlines import set_latest_start, set_limits
+from lqs.admission.degrade import Degrader
 from lqs.admission.limits import Limiters
 from lqs.admission.prompts import Prompts
 from lqs.config import Config
-from lqs.errors import RETRY_AFTER_S_MAX, RETRY_AFTER_S_MIN, LqsError, NotFound, RequestRefused
+from lqs.errors import (
+    RETRY_AFTER_S_MAX,
+    RETRY_AFTER_S_MIN,
+    BadRequest,
+    LqsError,
+    NotFound,
+    PromptTooLong,
+    RequestRefused,
+)
 from lqs.request import NS_PER_S, PromptSource, Request, RequestState, Sink
 from lqs.scheduling.desk import Desk
 from lqs.scheduling.entrance import NoPlace
 
 if TYPE_CHECKING:
     from lqs._core import Work
-    from lqs.engine.slots import Models, Served
+    from lqs.engine.served import Served
+    from lqs.engine.slots import Models
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -67,12 +78,13 @@ class Gate:
         self._models = models
         self._prompts = prompts
         self._classes = Classes(config.queue)
+        self.degrader = Degrader(config, desk=desk, models=models)
         self._limits = limits or Limiters(config)
         desk.when_over(self._limits.over)
         self._rng = rng or random.Random()
         self._service_s = service_s or desk.service_s
         self._drained_at_ns: int | None = None
-        self._is_shut = False
+        self._shut = asyncio.Event()
 
     async def admit(self, request: Request, source: PromptSource, sink: Sink) -> None:
         """Take a place, make the prompt, submit. Raises LqsError.
@@ -90,13 +102,13 @@ class Gate:
     async def _admit(self, request: Request, source: PromptSource, sink: Sink) -> None:
         try:
             served = await self.enter(request, time.monotonic_ns())
-            work = await self._prepare(request, source, served)
-            self._classes.assign_lane(request, self._desk.border_tokens)
+            work, served = await self._work(request, source, served)
+            num_expected = expected_tokens(request, self._desk.seen_completion(request, served.index))
+            self._classes.assign_lane(request, self._desk.border_tokens, num_expected)
             self._limits.charge_work(request, patience_ns=request.expire_ns - time.monotonic_ns())
             await self._wait_turn(request)
-            num_expected = self._classes.expected_tokens(request)
             set_latest_start(request, self._config.queue, self._desk.pace(served.index), num_expected)
-            if self._is_shut:
+            if self._shut.is_set():
                 raise self._draining(request, time.monotonic_ns())
             self._desk.submit(request, work, sink, model=served.index)
         except asyncio.CancelledError:
@@ -111,6 +123,7 @@ class Gate:
     async def enter(self, request: Request, now_ns: int) -> Served:
         """Take a place in the request's class. Raises NotFound, RequestRefused."""
         served = self._open(request, now_ns)
+        request.model_index = served.index
         set_limits(request, self._config.queue)
         self._limits.enter(
             request, num_tokens_min=_num_tokens_min(request, served), patience_ns=request.expire_ns - now_ns
@@ -129,12 +142,13 @@ class Gate:
 
     def shut(self) -> None:
         """The drain is over: also who is at the door already is sent away."""
-        self._is_shut = True
+        self._shut.set()
 
     def reload(self, config: Config) -> None:
         """Take over new limits; requests that are in keep theirs."""
         self._config = config
         self._classes = Classes(config.queue)
+        self.degrader.reload(config)
         self._desk.reload(config)
         self._limits.reload(config)
 
@@ -180,11 +194,25 @@ class Gate:
             )
         if served.is_loading:
             wait_s = served.load_time_left_s(now_ns)
-            raise self._refusal(request, "model_loading", "The model is loading.", wait_s)
+            raise self._refusal(request, "model_loading", "The model is loading.", self._spread(wait_s))
         if not served.has_healthy_device:
             message = "No device can serve the model just now."
-            raise self._refusal(request, "no_device", message, _NO_DEVICE_RETRY_S)
+            raise self._refusal(request, "no_device", message, self._spread(_NO_DEVICE_RETRY_S))
         return served
+
+    async def _work(self, request: Request, source: PromptSource, served: Served) -> tuple[Work, Served]:
+        """The prompt for whoever is to answer, the model that was asked for or its fallback."""
+        instead = self.degrader.choose(request, source, served)
+        if instead is not None:
+            try:
+                work = await self._prepare(request, *instead)
+            except (BadRequest, PromptTooLong):
+                # The fallback cannot; the asked model may be able to.
+                pass
+            else:
+                request.degraded_from, request.model = served.name, instead[1].name
+                return work, instead[1]
+        return await self._prepare(request, source, served), served
 
     async def _prepare(self, request: Request, source: PromptSource, served: Served) -> Work:
         """The prompt, made while the request's time in the queue already counts."""
@@ -193,7 +221,7 @@ class Gate:
             async with asyncio.timeout(left_s):
                 return await self._prompts.prepare(request, source, served)
         except TimeoutError:
-            wait_s = self._desk.retry_after_s(request.level, time.monotonic_ns())
+            wait_s = self._desk.retry_after_s(request)
             message = "Its prompt was not prepared in time; nothing was computed."
             raise self._refusal(request, "queue_timeout", message, wait_s) from None
 
@@ -201,26 +229,30 @@ class Gate:
         """Let it through when a leaky bucket does; its place in its class is its place in that line."""
         wait_s = self._limits.turn_s(request)
         if wait_s > 0:
-            await asyncio.sleep(wait_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._shut.wait(), wait_s)
 
     def _no_place(self, request: Request, no_place: NoPlace) -> RequestRefused:
         now_ns = time.monotonic_ns()
         if no_place.reason == "draining":
             return self._draining(request, now_ns)
-        wait_s = self._desk.retry_after_s(request.level, now_ns)
-        wait_s = max(wait_s, (no_place.again_ns - now_ns) / NS_PER_S)
+        wait_s = self._desk.retry_after_s(request, no_place.again_ns)
         message = _NO_PLACE[no_place.reason].format(level=self._config.queue.levels[request.level])
         return self._refusal(request, no_place.reason, message, wait_s)
 
     def _draining(self, request: Request, now_ns: int) -> RequestRefused:
         begun_ns = now_ns if self._drained_at_ns is None else self._drained_at_ns
         left_s = self._config.server.drain_s - (now_ns - begun_ns) / NS_PER_S
-        return self._refusal(request, "draining", "The server is shutting down.", left_s)
+        return self._refusal(request, "draining", "The server is shutting down.", self._spread(left_s))
 
     def _refusal(self, request: Request, reason: str, message: str, wait_s: float) -> RequestRefused:
         request.state, request.reason = RequestState.REFUSED, reason
+        return RequestRefused(reason, message, retry_after_s=wait_s)
+
+    def _spread(self, wait_s: float) -> float:
+        """A time at which nobody was promised anything, drawn out so that not all return at once."""
         bounded_s = min(max(wait_s, RETRY_AFTER_S_MIN), RETRY_AFTER_S_MAX / _SPREAD)
-        return RequestRefused(reason, message, retry_after_s=bounded_s * self._rng.uniform(1.0, _SPREAD))
+        return bounded_s * self._rng.uniform(1.0, _SPREAD)
 
 
 def _num_tokens_min(request: Request, served: Served) -> int:

@@ -86,7 +86,7 @@ class Limiters:
         request.tokens_max = plan.tokens_max
         if not limiters:
             return
-        charge = request.charge = Charge(len(limiters), plan)
+        charge = request.charge = Charge(plan)
         now_ns = self._clock()
         costs = (1, 1, num_tokens_min, 1)
         verdict = table.core.reserve(charge, limiters, costs, now_ns, num_charged)
@@ -192,7 +192,7 @@ class Limiters:
         return RequestRefused("rate_limit_exceeded", message, retry_after_s=spread_s)
 
     def _compute_us_max(self, request: Request, num_tokens: int) -> int:
-        limit_us = max(request.stop_ns - request.arrival_ns, 0) // _NS_PER_US
+        limit_us = (request.stop_ns - request.arrival_ns) // _NS_PER_US
         pace = self._us_per_token.get(request.model)
         return limit_us if pace is None else min(limit_us, math.ceil(pace * num_tokens))
 

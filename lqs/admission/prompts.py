@@ -23,7 +23,7 @@ from lqs.request import PromptSource, Request
 
 if TYPE_CHECKING:
     from lqs._core import Work
-    from lqs.engine.slots import Served
+    from lqs.engine.served import Served
 
 P = ParamSpec("P")
 T = TypeVar("T")

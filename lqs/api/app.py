@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from lqs.api.admin import AlertList
 from lqs.api.chat import Chat
 from lqs.api.completions import Completions
 from lqs.api.generate import Generator
@@ -65,6 +66,7 @@ def routes(services: Services) -> list[BaseRoute]:
         Route("/livez", Livez(), methods=["GET"]),
         Route("/readyz", Readyz(services), methods=["GET"]),
         Route("/health", Health(services), methods=["GET"]),
+        Route("/admin/alerts", AlertList(services), methods=["GET"]),
         Route("/metrics", MetricsPage(services), methods=["GET"]),
     ]
 

@@ -21,7 +21,7 @@ from lqs.request import PromptSource
 from lqs.streaming.sse import ChatFrames
 
 if TYPE_CHECKING:
-    from lqs.engine.slots import Served
+    from lqs.engine.served import Served
     from lqs.engine.template import ChatTemplate
 
 _LOADING_RETRY_S = 5.0
@@ -51,7 +51,7 @@ class Chat:
             answer_id=answer_id,
             created_s=created_s,
             reply=chat_reply,
-            frames=ChatFrames(answer_id, created_s, served.name),
+            make_frames=partial(ChatFrames, answer_id, created_s),
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
         )
 
@@ -68,7 +68,7 @@ def prompt_source(body: ChatBody, served: Served) -> PromptSource:
         continue_final=continues_final(body),
         variables=variables_of(body),
     )
-    return PromptSource(render=render, num_bytes_min=num_text_bytes_min(messages))
+    return PromptSource(render=render, num_bytes_min=num_text_bytes_min(messages), remake=partial(prompt_source, body))
 
 
 def template_of(served: Served) -> ChatTemplate:

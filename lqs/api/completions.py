@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -17,6 +18,9 @@ from lqs.api.wire import CompletionBody, read
 from lqs.errors import BadRequest
 from lqs.request import PromptSource, Segment
 from lqs.streaming.sse import CompletionFrames
+
+if TYPE_CHECKING:
+    from lqs.engine.served import Served
 
 
 class Completions:
@@ -43,16 +47,16 @@ class Completions:
             answer_id=answer_id,
             created_s=created_s,
             reply=completion_reply,
-            frames=CompletionFrames(answer_id, created_s, served.name),
+            make_frames=partial(CompletionFrames, answer_id, created_s),
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
         )
 
 
-def prompt_source(prompt: str | list[Any] | None) -> PromptSource:
+def prompt_source(prompt: str | list[Any] | None, served: Served | None = None) -> PromptSource:
     """Return where the prompt comes from: text, token ids, or a list of exactly one of these.
 
-    An empty list is an empty prompt. Control markers in the text are control tokens: here the client
-    writes the whole prompt. Raises BadRequest.
+    Text is the same for every model, `served` or another. An empty list is an empty prompt. Control
+    markers in the text are control tokens: here the client writes the whole prompt. Raises BadRequest.
     """
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
         if len(prompt) > 1:
@@ -60,7 +64,11 @@ def prompt_source(prompt: str | list[Any] | None) -> PromptSource:
         prompt = prompt[0]
     if isinstance(prompt, str):
         text = prompt
-        return PromptSource(render=lambda: [Segment(text, True)], num_bytes_min=len(text.encode()))
+        return PromptSource(
+            render=lambda: [Segment(text, True)],
+            num_bytes_min=len(text.encode()),
+            remake=partial(prompt_source, text),
+        )
     if prompt is None:
         raise BadRequest("prompt is missing.", param="prompt")
     for n, token in enumerate(prompt):

@@ -9,6 +9,7 @@ While a stream's request waits, its status line is held back, so that a refusal 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -39,14 +40,17 @@ _STREAM_HEADERS = [
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A completion request as its endpoint has read it."""
+    """A completion request as its endpoint has read it.
+
+    `make_frames` takes the name of the model that answers, which is known once it is admitted.
+    """
 
     request: Request
     source: PromptSource
     answer_id: str
     created_s: int
     reply: Reply
-    frames: Frames
+    make_frames: Callable[[str], Frames]
     include_usage: bool
 
 
@@ -119,14 +123,16 @@ class Generator:
             desk = self._services.desk
             await _send_more(watch, waiting_comment(desk.position(job.request), desk.eta_s(job.request)))
             await outlet.wait_begun(COMMENT_EVERY_S)
-        begun = job.frames.first() if outlet.end_reason is None else b""
+        frames = job.make_frames(job.request.model)
+        begun = frames.first() if outlet.end_reason is None else b""
         async for piece in outlet.pieces():
-            await _send_more(watch, begun + job.frames.text(piece))
+            await _send_more(watch, begun + frames.text(piece))
             begun = b""
         failure = self._failure(job.request, outlet)
         if failure is not None:
             trace.failed(failure)
-        await _send_last(watch, begun + (error_frame(error_body(failure)) if failure else _ending(job, outlet)))
+        ending = error_frame(error_body(failure)) if failure else _ending(job, frames, outlet)
+        await _send_last(watch, begun + ending)
 
     def _failure(self, request: Request, outlet: Outlet) -> LqsError | None:
         """Return what the client is told if the request did not come to a normal end."""
@@ -151,7 +157,7 @@ class Generator:
         """Return why it left the queue; nothing was computed."""
         if reason == "cancelled":
             return self._cancelled(request)
-        wait_s = self._services.desk.retry_after_s(request.level, time.monotonic_ns())
+        wait_s = self._services.desk.retry_after_s(request)
         if reason == "expired":
             message = "The request waited longer in the queue than it may; nothing was computed."
             return RequestRefused("queue_timeout", message, retry_after_s=wait_s)
@@ -173,6 +179,8 @@ class Generator:
             queue_ns = time.monotonic_ns() - request.arrival_ns
         if queue_ns is not None:
             headers.append((b"x-lqs-queue-ms", f"{queue_ns / NS_PER_MS:.1f}".encode()))
+        if request.degraded_from is not None:
+            headers.append((b"x-lqs-degraded-from", request.degraded_from.encode("ascii", "backslashreplace")))
         if request.is_clamped:
             headers.append((b"x-lqs-priority", str(request.level).encode()))
         limits = self._services.gate.limit_headers(request)
@@ -180,11 +188,11 @@ class Generator:
         return headers
 
 
-def _ending(job: Job, outlet: Outlet) -> bytes:
+def _ending(job: Job, frames: Frames, outlet: Outlet) -> bytes:
     """Return the last events of a stream that went well."""
     assert outlet.outcome is not None
-    last = job.frames.last(FINISH_REASONS[outlet.outcome.finish], timings_of(job.request, outlet.outcome))
-    usage = job.frames.usage(usage_of(job.request, outlet.outcome)) if job.include_usage else b""
+    last = frames.last(FINISH_REASONS[outlet.outcome.finish], timings_of(job.request, outlet.outcome))
+    usage = frames.usage(usage_of(job.request, outlet.outcome)) if job.include_usage else b""
     return last + usage + DONE
 
 

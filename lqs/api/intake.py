@@ -17,9 +17,11 @@ from lqs.errors import NotFound
 from lqs.request import Request, Sampling
 
 if TYPE_CHECKING:
-    from lqs.engine.slots import Models, Served
+    from lqs.engine.served import Served
+    from lqs.engine.slots import Models
 
 MODEL_CHARS_SHOWN = 100
+RETRY_COUNT_DIGITS_MAX = 4
 _SECONDS = re.compile(r"[0-9]{1,7}(\.[0-9]{1,9})?")
 
 
@@ -75,5 +77,15 @@ def request_of(scope: Scope, body: ChatBody | CompletionBody, sampling: Sampling
         queue_timeout_s=body.queue_timeout,
         read_timeout_s=read_timeout_of(scope),
         is_stream=bool(body.stream),
+        retry_count=_retry_count(scope),
+        allow_degrade=body.allow_degrade,
         route="chat" if isinstance(body, ChatBody) else "completions",
     )
+
+
+def _retry_count(scope: Scope) -> int | None:
+    """Tries before this one, as the official SDKs count them; None for other clients."""
+    for name, value in scope["headers"]:
+        if name == b"x-stainless-retry-count" and value.isdigit() and len(value) <= RETRY_COUNT_DIGITS_MAX:
+            return int(value)
+    return None

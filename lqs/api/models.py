@@ -12,7 +12,7 @@ from lqs.api.intake import find_served
 from lqs.api.services import Services
 
 if TYPE_CHECKING:
-    from lqs.engine.slots import Served
+    from lqs.engine.served import Served
 
 
 class ModelList:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from lqs.admission.keys import KeyRing
     from lqs.config import Config
     from lqs.engine.slots import Models
+    from lqs.observe.alerts import Alerts
     from lqs.observe.log import Log
     from lqs.observe.metrics import Metrics
     from lqs.scheduling.desk import Desk
@@ -25,4 +26,5 @@ class Services:
     keys: KeyRing
     models: Models
     metrics: Metrics
+    alerts: Alerts
     log: Log

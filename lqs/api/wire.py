@@ -99,9 +99,9 @@ class Common(Unsupported):
     priority: int | None = None
     service_tier: str | None = None
     task_type: str | None = None
+    allow_degrade: bool | None = None
     timeout: float | None = None
     queue_timeout: float | None = None
-    allow_degrade: bool | None = None
     user: str | None = None
 
 

@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = actions.add_parser("add", help="make a key and show it once")
     add.add_argument("--name", required=True, help="who will use it; names are unique")
     add.add_argument("--tier", default="normal", help="one of the config's (default: %(default)s)")
+    add.add_argument("--admin", action="store_true", help="it may also see and do what is under /admin")
     listing = actions.add_parser("list", help="names and tiers; keys themselves are not known")
     revoke = actions.add_parser("revoke", help="take a key out of the file")
     name = revoke.add_mutually_exclusive_group(required=True)
@@ -49,7 +50,7 @@ def _add(args: argparse.Namespace, config: Config, keys: KeyFile) -> int:
     if args.tier not in config.tiers:
         raise ConfigError(f"there is no tier {args.tier!r}; there are {', '.join(config.tiers)}.")
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    print(keys.add(args.name, args.tier, created=today), flush=True)
+    print(keys.add(args.name, args.tier, is_admin=args.admin, created=today), flush=True)
     print(f"This is the only time the key is shown; {keys.path} keeps its hash. {_TAKEN_OVER}", file=sys.stderr)
     return 0
 

@@ -6,7 +6,8 @@
 # waits and four that find no room, whichever of them the scheduler sees first; and never
 # more are inside than sequences and places. An arrival is judged in this order:
 #
-#   0. the breaker of its class is open              -> DOOR_BROKEN, until when
+#   0. the breaker of its class is open              -> DOOR_BROKEN, until when; but one that
+#      comes for a place that it was promised passes it
 #   1. its class has room, and so has the total      -> DOOR_IN
 #   2. it may be demoted, and a lower class has room -> DOOR_IN, in that class
 #   3. only the total is full, and one of a lower
@@ -115,6 +116,9 @@ cdef struct DoorState:
     int64_t num_pending
     int64_t num_running
     int64_t kv_tokens       # promised to the running, and wanted by those who wait
+    # Of the arrival that is judged; 0 between arrivals.
+    int64_t num_held        # places that it may not have
+    bint is_promised        # it was promised one
     bint is_overrun         # the queue was full, and the warning has not been cleared since
     int64_t overrun_ns      # since then
     Guest* guests
@@ -285,8 +289,8 @@ cdef int64_t num_stuck_of(const DoorState* d, uint32_t level) noexcept nogil:
 
 cdef bint door_has_room(const DoorState* d, uint32_t level) noexcept nogil:
     cdef const DoorLevel* own = &d.levels[level]
-    cdef int64_t free_level = own.cap - own.num_pending
-    cdef int64_t free_total = d.total - d.num_pending
+    cdef int64_t free_level = own.cap - own.num_pending - d.num_held
+    cdef int64_t free_total = d.total - d.num_pending - d.num_held
     cdef int64_t startable
     cdef uint32_t better
     if free_level > 0 and free_total > 0:
@@ -423,7 +427,7 @@ cdef void door_enter(DoorState* d, uint32_t level, int64_t now_ns, int64_t expir
     verdict.guest = NOWHERE
     verdict.at_ns = 0
     door_watch(d, now_ns)
-    if breaker_holds(d, level, now_ns):
+    if not d.is_promised and breaker_holds(d, level, now_ns):
         own.num_broken += 1
         verdict.say = DOOR_BROKEN
         verdict.at_ns = own.open_until_ns

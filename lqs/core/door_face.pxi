@@ -163,8 +163,18 @@ cdef class Door:
 
     # --- at the door --------------------------------------------------------------------
 
-    def enter(self, uint32_t level, int64_t now_ns, *, int64_t expire_ns=0, uint64_t user=0):
+    def num_free(self, uint32_t level):
+        """Places to wait that are free for a class."""
+        cdef DoorLevel* own = &self.door.levels[level]
+        self.check_level(level)
+        return max(min(own.cap - own.num_pending - own.num_asking,
+                       self.door.total - self.door.num_pending), <int64_t> 0)
+
+    def enter(self, uint32_t level, int64_t now_ns, *, int64_t expire_ns=0, uint64_t user=0,
+              int64_t num_held=0, bint is_promised=False):
         """One arrives: (DoorSays, its class, its guest or None, when).
+
+        `num_held` places are held for others. One that was promised a place passes a breaker.
 
         DOOR_IN: it is in, in that class. DOOR_EVICT: ask the scheduler, then answer(). It and
         DOOR_WAIT: tend() tells, at the latest when `at_ns` has come. DOOR_FULL: no. DOOR_BROKEN:
@@ -172,7 +182,10 @@ cdef class Door:
         """
         cdef Verdict verdict
         self.check_level(level)
+        self.door.num_held = num_held
+        self.door.is_promised = is_promised
         door_enter(&self.door, level, now_ns, expire_ns, user, &verdict)
+        self.door.num_held = self.door.is_promised = 0
         guest = None if verdict.guest == NOWHERE else verdict.guest
         return verdict.say, verdict.level, guest, verdict.at_ns
 

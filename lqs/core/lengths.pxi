@@ -1,9 +1,10 @@
 # How long answers come out: what a request will probably need of its max_tokens.
 #
 # Each (key, model) and each model has a histogram of the lengths of its last answers. A
-# prediction is the length that three in four of those stay below that got as far as this
-# one; so one that has outgrown its prediction is predicted again from the tail. Past all
-# that was ever seen it is the double of what is there.
+# prediction is the median of those that got as far as this one; so one that has outgrown its
+# prediction is predicted again from the tail. Past all that was ever seen it is the double of
+# what is there. Not a safer quantile: predictions are added up over many that run, where too
+# high a guess for each leaves memory idle, and one that was too low costs a swap.
 #
 # Bounded whatever the number of keys: a key's row is found by its hash, and changes hands
 # when strangers have asked for it many times in a row. Whoever has no row, or too few
@@ -110,8 +111,8 @@ cdef void note_length(Lengths* lengths, uint32_t key, uint32_t model,
         row_add(row, length)
 
 
-# Three in four of the answers longer than `made` are not longer than this; 0: none is.
-cdef uint32_t tail_quantile(LengthRow* row, uint32_t made) noexcept nogil:
+# Half of the answers longer than `made` are not longer than this; 0: none is.
+cdef uint32_t tail_median(LengthRow* row, uint32_t made) noexcept nogil:
     cdef uint32_t first = length_bucket(made)
     cdef uint32_t bucket, num = 0, num_seen = 0
     if load_relaxed32(&row.num_samples) < SAMPLES_MIN:
@@ -124,21 +125,27 @@ cdef uint32_t tail_quantile(LengthRow* row, uint32_t made) noexcept nogil:
         return 0
     for bucket in range(first, <uint32_t> LENGTH_BUCKETS):
         num_seen += load_relaxed32(&row.counts[bucket])
-        if 4 * num_seen >= 3 * num:
+        if 2 * num_seen >= num:
             return bucket_end(bucket)
     return 0
+
+
+# What half of the answers of a key that are longer than `made` do not exceed; of the model's,
+# while the key has too few. 0: too few are known.
+cdef uint32_t seen_completion(Lengths* lengths, uint32_t key, uint32_t model,
+                              uint32_t made) noexcept nogil:
+    cdef LengthRow* row = key_row(lengths, key, model)
+    cdef uint32_t length = 0
+    if load_relaxed(&row.owner) == row_owner(key, model):
+        length = tail_median(row, made)
+    return length if length else tail_median(&lengths.models[model % MODEL_ROWS], made)
 
 
 # The tokens that an answer of which `made` are there will probably have in the end: more
 # than that, but never more than max_tokens. For the scheduler's thread and, as a guess, any.
 cdef uint32_t predicted_completion(Lengths* lengths, uint32_t key, uint32_t model,
                                    uint32_t max_tokens, uint32_t made) noexcept nogil:
-    cdef LengthRow* row = key_row(lengths, key, model)
-    cdef uint64_t length = 0
-    if load_relaxed(&row.owner) == row_owner(key, model):
-        length = tail_quantile(row, made)
-    if length == 0:
-        length = tail_quantile(&lengths.models[model % MODEL_ROWS], made)
+    cdef uint64_t length = seen_completion(lengths, key, model, made)
     if length == 0:
         length = LENGTH_UNKNOWN if made < LENGTH_UNKNOWN else 2 * <uint64_t> made
     return <uint32_t> min(length, <uint64_t> max_tokens)

@@ -14,12 +14,9 @@ cdef enum:
     STARTS_PER_ROUND = 256
     SWEPT_PER_ROUND = 8192
 
-    DRAIN_PERIOD_NS = 250_000_000       # a drain rate is looked at this often ...
-    DRAIN_MEMORY_NS = 5_000_000_000     # ... and forgets at this pace
-
-# One class, over all lanes. All atomic, one writer, but for the last part.
+# One class, over all lanes. All atomic, one writer, but for what Drain says.
 cdef struct LevelBook:
-    uint64_t num_enqueued           # also the source of Entry.rank
+    uint64_t num_enqueued
     uint64_t num_waiting
     uint64_t num_started
     uint64_t num_expired
@@ -30,11 +27,7 @@ cdef struct LevelBook:
     uint64_t num_aged_starts        # started because they were due
     uint64_t wait_ns_sum            # of those who started
     uint64_t oldest_arrival_ns      # 0: nobody waits
-    uint64_t drain_per_gs           # starts per 10**9 s while somebody waited; 0: unknown
-    # The scheduler's own.
-    uint64_t num_started_before
-    int64_t busy_ns
-    bint was_waiting
+    Drain drain
 
 # One lane, over all classes. Atomic, one writer.
 cdef struct LaneBook:
@@ -59,6 +52,7 @@ cdef struct Books:
     TimeHeap expiry
     LevelBook levels[MAX_LEVELS]
     LaneBook lanes[MAX_LANES]
+    QueueBook queues[MAX_LANES * MAX_LEVELS]
     Permit permits[MAX_LEVELS]
     Permit total
     uint64_t num_running            # atomic, one writer
@@ -82,6 +76,10 @@ cdef inline void tell_loop(SchedulerState* s, Op op, uint32_t index) noexcept no
     books_of(s).has_told_loop = True
 
 
+cdef inline QueueBook* queue_of(Books* books, const Entry* entry) noexcept nogil:
+    return &books.queues[entry.lane * MAX_LEVELS + entry.level]
+
+
 cdef inline void give_back_permit(Books* books, uint32_t level) noexcept nogil:
     # Relaxed: a bound, no more; nothing is read because of it.
     add_relaxed(&books.permits[level].taken, <uint64_t> -1)
@@ -103,6 +101,7 @@ cdef void leave_backlog(SchedulerState* s, uint32_t index, int64_t now_ns) noexc
         bump(&book.num_promoted, min(steps, <int64_t> entry.level))
     bump(&book.num_waiting, -1)
     bump(&books.lanes[entry.lane].num_waiting, -1)
+    bump(&queue_of(books, entry).num_waiting, -1)
     give_back_permit(books, entry.level)
 
 
@@ -341,6 +340,8 @@ cdef bint start(SchedulerState* s, Choice choice, uint32_t slot, int64_t now_ns)
     bump(&book.num_started, 1)
     bump(&book.num_aged_starts, choice.is_aged)
     bump(&book.wait_ns_sum, max(<int64_t> 0, attempt.queue_ns))
+    bump(&queue_of(books, entry).num_started, 1)
+    bump(&queue_of(books, entry).wait_ns_sum, max(<int64_t> 0, attempt.queue_ns))
     bump(&books.num_running, 1)
     books.running[slot][entry.level] += 1
     bump(&books.lanes[entry.lane].num_running, 1)
@@ -438,7 +439,7 @@ cdef void enqueue(SchedulerState* s, uint32_t index) noexcept nogil:
     cdef LevelBook* book = &books.levels[entry.level]
     entry.epoch = 0
     entry.share_tokens = expected_share(s, entry)
-    entry.rank = <uint32_t> book.num_enqueued
+    entry.rank = queue_join(queue_of(books, entry))
     bump(&book.num_enqueued, 1)
     bump(&book.num_waiting, 1)
     bump(&books.lanes[entry.lane].num_waiting, 1)
@@ -539,34 +540,17 @@ cdef bint start_waiting(SchedulerState* s, int64_t now_ns) noexcept nogil:
 
 # --- what others read -------------------------------------------------------------------
 
-# How fast a class leaves the queue, over the time in which it had one: starts while nobody
-# waits say how many come, not how many can be served.
-cdef void note_drain(LevelBook* book, int64_t passed_ns) noexcept nogil:
-    cdef double rate, share
-    if book.was_waiting:
-        book.busy_ns += passed_ns
-    else:
-        book.num_started_before = book.num_started
-        book.busy_ns = 0
-    book.was_waiting = book.num_waiting != 0
-    if book.busy_ns < DRAIN_PERIOD_NS:
-        return
-    rate = 1e18 * (book.num_started - book.num_started_before) / book.busy_ns
-    if book.drain_per_gs:
-        share = book.busy_ns / <double> (book.busy_ns + DRAIN_MEMORY_NS)
-        rate = book.drain_per_gs + share * (rate - book.drain_per_gs)
-    # 0 says unknown; a class that waits and does not start at all is as good as that.
-    store_relaxed(&book.drain_per_gs, <uint64_t> rate)
-    book.num_started_before = book.num_started
-    book.busy_ns = 0
-
-
 cdef void publish(SchedulerState* s, int64_t now_ns) noexcept nogil:
     cdef Books* books = books_of(s)
-    cdef uint32_t level, oldest
+    cdef uint32_t level, lane, oldest
     cdef uint32_t all_lanes = (1U << books.backlog.num_lanes) - 1
+    cdef int64_t passed_ns = now_ns - books.last_round_ns
+    cdef LevelBook* book
     for level in range(books.backlog.num_levels):
-        note_drain(&books.levels[level], now_ns - books.last_round_ns)
+        book = &books.levels[level]
+        note_drain(&book.drain, book.num_started, book.num_waiting, passed_ns)
+        for lane in range(books.backlog.num_lanes):
+            note_queue(&books.queues[lane * MAX_LEVELS + level], passed_ns)
         oldest = oldest_of(&books.backlog, level, all_lanes)
         store_relaxed(&books.levels[level].oldest_arrival_ns,
                       0 if oldest == NOWHERE else <uint64_t> s.table[oldest].arrival_ns)

@@ -555,26 +555,24 @@ cdef class Scheduler:
         return ("submitted", "waiting", "running")[load_relaxed32(&entry.state)]
 
     def position(self, uint64_t handle):
-        """The place in the queue, from 1, while it waits; else None.
+        """The place in its lane, from 1, while it waits; else None.
 
-        From counts: exact where a level is served in order of arrival and nobody behind
-        leaves early, an estimate otherwise.
+        The better classes of the lane are ahead, and who came earlier to its own class. From
+        counts: exact where a class is served in order of arrival and nobody behind leaves
+        early, an estimate otherwise.
         """
         cdef Books* books = books_of(self.state)
         cdef Entry* entry = self.live(handle)
-        cdef LevelBook* book
+        cdef QueueBook* lane
         cdef uint64_t better = 0
-        cdef uint32_t level, waiting
-        cdef int32_t ahead
+        cdef uint32_t level
         # Acquire: pairs with the release in enqueue; the rank.
         if entry == NULL or load_acquire32(&entry.state) != WAITING:
             return None
+        lane = &books.queues[entry.lane * MAX_LEVELS]
         for level in range(entry.level):
-            better += load_relaxed(&books.levels[level].num_waiting)
-        book = &books.levels[entry.level]
-        waiting = <uint32_t> load_relaxed(&book.num_waiting)
-        ahead = <int32_t> (entry.rank - (<uint32_t> load_relaxed(&book.num_enqueued) - waiting))
-        return 1 + better + min(max(ahead, 0), max(<int32_t> waiting - 1, 0))
+            better += load_relaxed(&lane[level].num_waiting)
+        return 1 + better + num_ahead(&lane[entry.level], entry.rank)
 
     def num_waiting(self, uint32_t level):
         """How many of this class wait, those in the submit ring not counted."""
@@ -594,13 +592,17 @@ cdef class Scheduler:
     def drain_rate(self, uint32_t level):
         """Starts per second of this class while it had a queue; 0.0: not known yet."""
         self.check_level(level)
-        return load_relaxed(&books_of(self.state).levels[level].drain_per_gs) / 1e9
+        return load_relaxed(&books_of(self.state).levels[level].drain.per_gs) / 1e9
 
     def key_usage(self, uint32_t key):
         """What a key holds and has been given, in tokens."""
         if key >= books_of(self.state).backlog.num_keys:
             raise IndexError("no such key")
         return key_figures(&books_of(self.state).ledger.keys[key])
+
+    def seen_completion(self, uint32_t key, uint16_t model):
+        """Tokens that half of the answers of this key had at most; 0: too few are known."""
+        return seen_completion(&books_of(self.state).lengths, key, model, 0)
 
     def predicted_completion(self, uint32_t key, uint16_t model, uint32_t max_tokens):
         """Tokens that an answer of this key will probably have; a guess, from any thread."""
@@ -628,20 +630,29 @@ cdef class Scheduler:
         return (sizeof(Entry) + num_cells * sizeof(uint64_t) + sizeof(Timed) + 2 * sizeof(Timed)
                 + 2 * sizeof(uint32_t) + sizeof(Links))
 
+    def slots(self):
+        """What each device slot has and has promised."""
+        cdef Books* books = books_of(self.state)
+        cdef uint32_t i
+        return [{**slot_figures(&books.ledger.slots[i]), **growth_figures(&books.growths[i]),
+                 "model": self.state.slots[i].model,
+                 "is_dead": bool(is_dead(self.state, i))} for i in range(self.state.num_slots)]
+
     def snapshot(self):
         """All counters, each exact, not all of one moment."""
         cdef Books* books = books_of(self.state)
-        cdef uint32_t i
+        cdef uint32_t i, k
         return {
             "levels": [level_figures(&books.levels[i], &books.permits[i])
                        for i in range(books.backlog.num_levels)],
-            "slots": [{**slot_figures(&books.ledger.slots[i]),
-                       **growth_figures(&books.growths[i]),
-                       "is_dead": bool(is_dead(self.state, i))}
-                      for i in range(self.state.num_slots)],
+            "slots": self.slots(),
             "lanes": [{**lane_figures(&books.lanes[i]),
                        "share": books.backlog.lane_weights[i] / books.backlog.lane_weight_sum}
                       for i in range(books.backlog.num_lanes)],
+            # By lane, then by class.
+            "queues": [[queue_figures(&books.queues[i * MAX_LEVELS + k])
+                        for k in range(books.backlog.num_levels)]
+                       for i in range(books.backlog.num_lanes)],
             "border_tokens": load_relaxed(&books.shares.border_tokens),
             "num_passes": load_relaxed(&books.backfill.num_passes),
             "num_holds": load_relaxed(&books.backfill.num_holds),

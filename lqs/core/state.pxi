@@ -74,6 +74,15 @@ cdef dict lane_figures(LaneBook* book):
     }
 
 
+cdef dict queue_figures(QueueBook* queue):
+    return {
+        "num_waiting": load_relaxed(&queue.num_waiting),
+        "num_started": load_relaxed(&queue.num_started),
+        "wait_ns_sum": load_relaxed(&queue.wait_ns_sum),
+        "drain_rate": load_relaxed(&queue.drain.per_gs) / 1e9,
+    }
+
+
 cdef dict level_figures(LevelBook* book, Permit* permit):
     return {
         "num_entered": load_relaxed(&permit.taken),
@@ -88,5 +97,5 @@ cdef dict level_figures(LevelBook* book, Permit* permit):
         "num_aged_starts": load_relaxed(&book.num_aged_starts),
         "wait_ns_sum": load_relaxed(&book.wait_ns_sum),
         "oldest_arrival_ns": load_relaxed(&book.oldest_arrival_ns),
-        "drain_rate": load_relaxed(&book.drain_per_gs) / 1e9,
+        "drain_rate": load_relaxed(&book.drain.per_gs) / 1e9,
     }

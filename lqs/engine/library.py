@@ -12,6 +12,7 @@ import re
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import llama_cpp
 
@@ -220,6 +221,10 @@ class SchedulerBody:
     def run(self) -> None:
         """Run rounds until `stop`; holds no GIL."""
         self._thread.run()
+
+    def snapshot(self) -> dict[str, Any]:
+        """How long rounds have taken: in all, and how many up to each bound."""
+        return self._thread.snapshot()
 
     def stop(self) -> None:
         """End `run` after its round; from any thread."""

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lqs.config import Config, ModelConfig
+from lqs.config import Config
 from lqs.engine.drill import Break
+from lqs.engine.fallback import config_of_fallback
 from lqs.engine.plan import Plan, make_plan
+from lqs.engine.served import Served
 from lqs.engine.slot import Slot, Worker
-from lqs.engine.template import ChatTemplate, TemplateInvalid
-from lqs.errors import EngineFailed, StartError
-from lqs.request import NS_PER_S
+from lqs.errors import ConfigError
 
 if TYPE_CHECKING:
     from lqs._core import Scheduler
@@ -27,110 +27,12 @@ if TYPE_CHECKING:
 _KV_TOLERANCE = 0.05
 _MB = 1_000_000
 
-# Until something is loaded nothing is known about how long it will take.
-_UNKNOWN_LOAD_S = 5.0
-
-
-class Served:
-    """A model under its name in requests. Owner: the event loop, once it is loaded."""
-
-    def __init__(self, config: Config, name: str, index: int, model: Model) -> None:
-        self.name = name
-        self.index = index
-        self.config: ModelConfig = config.model
-        self.is_prefix_shared = config.engine.prefix_shared
-        self.created = int(time.time())
-        self.n_ctx = 0
-        self.template: ChatTemplate | None = None
-        self.template_error: str | None = None
-        self.slots: list[Slot] = []
-        self.kv_problem: str | None = None
-        self.is_loading = True
-        self._stall_s = config.engine.stall_s
-        self._model = model
-        self._load_began_ns = time.monotonic_ns()
-
-    @property
-    def model(self) -> Model | None:
-        """The model, None while it is loading."""
-        return None if self.is_loading else self._model
-
-    @property
-    def loaded(self) -> Model:
-        """The model. Raises EngineFailed while it is loading."""
-        if self.is_loading:
-            raise EngineFailed("The model is loading.")
-        return self._model
-
-    @property
-    def state(self) -> str:
-        """loading, ready or failed."""
-        if self.is_loading:
-            return "loading"
-        return "ready" if self.has_healthy_device else "failed"
-
-    @property
-    def devices(self) -> list[str]:
-        """The devices that serve it."""
-        return [slot.device for slot in self.slots]
-
-    @property
-    def has_healthy_device(self) -> bool:
-        """Whether anything can run it now."""
-        now_ns = time.monotonic_ns()
-        return any(slot.is_healthy(now_ns, self._stall_s) for slot in self.slots)
-
-    def load_time_left_s(self, now_ns: int) -> float:
-        """Seconds until it is loaded, from how long the part that is there took."""
-        progress = self._model.progress
-        if progress <= 0:
-            return _UNKNOWN_LOAD_S
-        return (now_ns - self._load_began_ns) / NS_PER_S * (1 - progress) / progress
-
-    def meta(self) -> dict[str, Any]:
-        """What `/v1/models` tells about it."""
-        meta: dict[str, Any] = {"state": self.state, "devices": self.devices}
-        if self.model is None:
-            return meta
-        has_template = "ok" if self.template else "none"
-        return meta | {
-            "n_ctx": self.n_ctx,
-            "n_ctx_train": self.model.native.n_ctx_train,
-            "n_vocab": self.model.n_vocab,
-            "n_params": self.model.native.n_params,
-            "size": self.model.native.size_bytes,
-            "chat_template": self.template_error or has_template,
-        }
-
-    def prepare(self, plan: Plan) -> None:
-        """What is known once the weights are there: limits and the chat template."""
-        self.n_ctx = plan.request_tokens_max
-        try:
-            self.template = self._make_template()
-        except TemplateInvalid as error:
-            # The model still completes plain prompts; chat says what is wrong.
-            self.template_error = str(error)
-
-    def _make_template(self) -> ChatTemplate | None:
-        model = self._model
-        source = model.chat_template
-        if self.config.chat_template:
-            source = _read_template(self.config.chat_template)
-        if source is None:
-            return None
-        bos, eos = model.bos, model.native.eos
-        return ChatTemplate(
-            source,
-            special_texts=model.control_texts,
-            bos_text=model.token_text(bos) if bos is not None else "",
-            eos_text=model.token_text(eos) if eos >= 0 else "",
-        )
-
 
 class Models:
-    """All that is served; one model for now.
+    """All that is served: the model, and its fallback if there is one.
 
-    `make_model` and `make_worker` are the library's; tests bring their own. `drill` is what breaks on purpose.
+    `path` is the model's file, `fallback_path` the other's. `make_model` and `make_worker` are the
+    library's; tests bring their own. `drill` is what breaks on purpose.
 
     Owner: the event loop, but for `load`, which a thread of its own runs.
     """
@@ -143,6 +45,7 @@ class Models:
         *,
         make_model: Callable[[Path], Model],
         make_worker: Callable[..., Worker],
+        fallback_path: Path | None = None,
         drill: Sequence[Break] = (),
     ) -> None:
         self._config = config
@@ -150,8 +53,12 @@ class Models:
         self._scheduler = scheduler
         self._make_worker = make_worker
         self._drill = drill
-        name = config.model.name or path.name.removesuffix(".gguf")
-        self._served = {name: Served(config, name, 0, make_model(path))}
+        served = [Served(config, path, 0, make_model(path))]
+        if fallback_path is not None:
+            served.append(Served(config_of_fallback(config), fallback_path, 1, make_model(fallback_path)))
+        self._served = {each.name: each for each in served}
+        if len(self._served) < len(served):
+            raise ConfigError("model.fallback: has the name of the model itself; give model.name another.")
 
     @property
     def path(self) -> Path:
@@ -186,11 +93,19 @@ class Models:
         """The model of that name."""
         return self._served.get(name)
 
+    def fallback_of(self, served: Served) -> Served | None:
+        """The model that may answer in its place."""
+        others = (other for other in self._served.values() if other.index == served.index + 1)
+        return next(others, None)
+
     def load(self) -> Plan:
-        """Load the weights and open every device slot; takes long. Raises StartError."""
-        (served,) = self._served.values()
+        """Load the weights and open every device slot; takes long. The model's own plan. Raises StartError."""
+        plan, *_ = [self._load(served) for served in self._served.values()]
+        return plan
+
+    def _load(self, served: Served) -> Plan:
         served._model.load()
-        plan = make_plan(self._config, self._path)
+        plan = make_plan(served.whole_config, served.path)
         for device in plan.devices:
             served.slots.append(self._open(served, device, plan))
         served.prepare(plan)
@@ -268,7 +183,9 @@ class Models:
         for each in self._drill:
             if each.slot == number:
                 worker.break_at(each.kind, step=each.step)
-        return Slot(device, worker, plan.kv_tokens, number)
+        # A device has a slot for each model.
+        name = device if served.index == 0 else f"{device}@{served.name}"
+        return Slot(name, worker, plan.kv_tokens, number)
 
     def _kv_block(self, served: Served) -> int:
         """Tokens by which promises of KV grow, 0 where they cannot."""
@@ -285,12 +202,5 @@ class Models:
 def _check_kv(served: Served, plan: Plan, worker: Worker) -> None:
     """Note where llama.cpp keeps more or less for a token than was planned."""
     kept, planned = worker.swapping.get("bytes_per_token", 0), plan.kv_bytes_per_token
-    if kept and abs(kept - planned) > _KV_TOLERANCE * planned:
+    if kept > 0 and abs(kept - planned) > _KV_TOLERANCE * planned:
         served.kv_problem = f"it takes {kept:g} bytes a token, and {planned} were planned; set engine.ctx by hand"
-
-
-def _read_template(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartError(f"model.chat_template: {path}: {error}.") from None

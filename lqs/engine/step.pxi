@@ -619,6 +619,7 @@ cdef void tell(WorkerData* w) noexcept nogil:
 
 cdef void publish(WorkerData* w) noexcept nogil:
     w.stats.cells_used = w.cells_used
+    w.stats.cells_garbage = w.garbage
     w.stats.num_active = w.num_active
     w.stats.num_out = w.num_out
     w.stats.kept_bytes = w.kept_bytes

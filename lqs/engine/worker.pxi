@@ -275,48 +275,46 @@ cdef class Worker:
         self.calibration = found
         return found
 
-    def calibrate_swap(self, int32_t num_tokens=64) -> dict:
+    def calibrate_swap(self, int32_t num_tokens=16) -> dict:
         """Compare copying cells out and in with computing them, and take what is faster from then on.
 
         Returns the tokens, `swap_ms`, `compute_ms`, and `bytes_per_token`: what llama.cpp keeps for a
-        cell, keys and values of all layers. Call it between `open` and `run`.
+        cell, keys and values of all layers; nothing where cells cannot be copied. Call it between
+        `open` and `run`.
         """
         cdef int32_t n = max(2, min(num_tokens, self.n_batch))
-        cdef size_t first = 0, whole = 0
-        # Twice: the first pass touches the memory.
-        for _ in range(2):
-            self._time_swap(1, &first)
-            swap_ms = self._time_swap(n, &whole) / 1e6
-        compute_ms = self._time_batch(n, 1) / 1e6
-        self._w.recomputes = swap_ms > compute_ms
-        self.swapping = {"tokens": n, "swap_ms": swap_ms, "compute_ms": compute_ms,
-                         "bytes_per_token": (whole - first) // (n - 1) - CELL_BYTES}
+        least_bytes, _, _ = self._swap_once(1)
+        num_bytes, swap_ns, compute_ns = self._swap_once(n)
+        self._w.recomputes = swap_ns < 0 or swap_ns > compute_ns
+        if swap_ns < 0:
+            return self.swapping
+        self.swapping = {"tokens": n, "swap_ms": swap_ns / 1e6, "compute_ms": compute_ns / 1e6,
+                         "bytes_per_token": (num_bytes - least_bytes) // (n - 1) - CELL_BYTES}
         return self.swapping
 
-    cdef int64_t _time_swap(self, int32_t num_tokens, size_t* num_bytes) except -1:
-        """Nanoseconds to copy a sequence of `num_tokens` out and in; the cache is cleared after it."""
+    cdef tuple _swap_once(self, int32_t num_tokens):
+        """Bytes of a sequence of `num_tokens`, ns to copy it out and in (-1: it cannot be), ns to compute it."""
         cdef llama_context* ctx = self._w.ctx
-        cdef int64_t began
+        cdef int64_t compute_ns, began
+        cdef size_t num_bytes
         cdef char* kept
         cdef bint is_back
         self._fill_batch(num_tokens, 1)
-        self._decode_once(num_tokens)
-        num_bytes[0] = lqs_state_size(ctx, 0)
-        kept = <char*>malloc(num_bytes[0])
+        compute_ns = self._decode_once(num_tokens)
+        num_bytes = lqs_state_size(ctx, 0)
+        kept = <char*>malloc(num_bytes)
         if kept == NULL:
             raise MemoryError("no memory to measure how fast cells are copied")
         with nogil:
             lqs_bind_worker(&self._w)
             began = lqs_now_ns()
-            is_back = lqs_state_get(ctx, kept, 0) == num_bytes[0] and lqs_seq_rm(ctx, 0, -1, -1) == 1
-            is_back = is_back and lqs_state_set(ctx, kept, num_bytes[0], 0)
+            is_back = lqs_state_get(ctx, kept, 0) == num_bytes and lqs_seq_rm(ctx, 0, -1, -1) == 1
+            is_back = is_back and lqs_state_set(ctx, kept, num_bytes, 0)
             began = lqs_now_ns() - began
             lqs_memory_clear(ctx)
             lqs_bind_worker(NULL)
         free(kept)
-        if not is_back:
-            raise EngineError("the state of a sequence could not be copied out and in")
-        return began
+        return num_bytes, began if is_back else -1, compute_ns
 
     @property
     def budget(self) -> int:
@@ -457,15 +455,39 @@ def backend_init():
         llama_backend_init()
 
 
+# Rounds are counted by the time they took: up to 1 us, and each bound four times the one
+# before; the last has no bound.
+cdef enum:
+    ROUND_BOUNDS = 10
+    ROUND_BOUND_NS = 1000
+
+# Atomic, one writer: the scheduler's thread.
+cdef struct RoundTimes:
+    uint64_t sum_ns
+    uint64_t[ROUND_BOUNDS + 1] counts
+
+
+cdef void round_times_add(RoundTimes* times, int64_t passed_ns) noexcept nogil:
+    cdef int64_t bound = ROUND_BOUND_NS
+    cdef int place = 0
+    while place < ROUND_BOUNDS and passed_ns > bound:
+        bound *= 4
+        place += 1
+    bump(&times.sum_ns, passed_ns)
+    bump(&times.counts[place], 1)
+
+
 @cython.final
 cdef class SchedulerThread:
     """The body of the scheduler's thread. The clock is read here: the core has none."""
     cdef Scheduler _scheduler
+    cdef RoundTimes _times
     cdef uint32_t _stopping
 
     def __cinit__(self, Scheduler scheduler not None):
         self._scheduler = scheduler
         self._stopping = 0
+        memset(&self._times, 0, sizeof(RoundTimes))
 
     def run(self):
         """Rounds until `stop`, without the GIL."""
@@ -475,10 +497,22 @@ cdef class SchedulerThread:
             while not load_acquire32(&self._stopping):
                 now_ns = lqs_now_ns()
                 due_ns = scheduler_round(s, now_ns)
+                round_times_add(&self._times, lqs_now_ns() - now_ns)
                 if due_ns < 0:
                     scheduler_sleep(s, -1)
                 elif due_ns > now_ns:
                     scheduler_sleep(s, due_ns - now_ns)
+
+    def snapshot(self) -> dict:
+        """Rounds by the time they took: seconds in all, and (bound in seconds, rounds up to it)."""
+        cdef int i
+        cdef uint64_t total = 0
+        counts = []
+        for i in range(ROUND_BOUNDS + 1):
+            total += load_relaxed(&self._times.counts[i])
+            bound = ROUND_BOUND_NS * 4.0 ** i / 1e9 if i < ROUND_BOUNDS else float("inf")
+            counts.append((bound, total))
+        return {"seconds": load_relaxed(&self._times.sum_ns) / 1e9, "counts": counts}
 
     def stop(self):
         """Ask `run` to end after its current round. Idempotent, from any thread."""

@@ -21,7 +21,11 @@ from prometheus_client.core import (
 
 from lqs.config import Config
 from lqs.observe import tables
+from lqs.observe.alerts import Alerts
 from lqs.observe.counts import Counts
+from lqs.observe.families import Promised, alert_families, foretold_families, queue_families, round_families
+from lqs.observe.families import counters as _counters
+from lqs.observe.families import gauges as _gauges
 from lqs.request import NS_PER_S, Lane
 
 _LANES = tuple(lane.name.lower() for lane in Lane)
@@ -48,7 +52,8 @@ class Metrics(Counts):
 
     `core` reads the scheduler's snapshot, `workers` those of the device slots by name, `bounds`
     by name how much of each further bound is used and what it is, `door` the figures of the door,
-    `limits` by name how limits stand.
+    `limits` by name how limits stand, `alerts` the rules, `promised` what the refused were told,
+    `rounds` how long the scheduler's rounds took.
 
     Owner: the event loop.
     """
@@ -64,6 +69,9 @@ class Metrics(Counts):
         door: Snapshot,
         bounds: Callable[[], Mapping[str, tuple[int, int]]] = dict,
         limits: Callable[[], Mapping[str, LimitFigures]] = dict,
+        alerts: Callable[[], Alerts | None] = lambda: None,
+        promised: Promised | None = None,
+        rounds: Snapshot = dict,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         super().__init__(len(config.queue.levels), len(_LANES), now_ns)
@@ -76,6 +84,9 @@ class Metrics(Counts):
         self._door = door
         self._bounds = bounds
         self._limits = limits
+        self._alerts = alerts
+        self._promises = promised
+        self._rounds = rounds
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -97,6 +108,10 @@ class Metrics(Counts):
         yield from self._histograms()
         yield from self._bound_families(core, door)
         yield from self._limit_families()
+        yield from queue_families(core["queues"], _LANES, self._levels)
+        yield from foretold_families(self, self._promises, self._levels)
+        yield from round_families(self._rounds())
+        yield from alert_families(self._alerts())
 
     def _queue_families(self, core: Mapping[str, Any]) -> Iterator[Metric]:
         levels, lanes = core["levels"], core["lanes"]
@@ -117,6 +132,8 @@ class Metrics(Counts):
         )
         yield GaugeMetricFamily("lqs_ready", "1 while requests are let in.", value=self._closed_reason() is None)
         yield _counters("lqs_refusals", "Requests refused.", "reason", self.refused_by_reason)
+        yield CounterMetricFamily("lqs_refusals_too_many", "Refusals with status 429.", value=self.num_too_many)
+        yield CounterMetricFamily("lqs_degraded", "Requests that the fallback model answered.", value=self.num_degraded)
 
     def _door_families(self, door: Mapping[str, Any]) -> Iterator[Metric]:
         for name, doc, key in tables.DOOR_GAUGES:
@@ -243,17 +260,3 @@ class Metrics(Counts):
         family = CounterMetricFamily(name, doc, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), value)
         return family
-
-
-def _gauges(name: str, doc: str, label: str, values: Mapping[str, float]) -> Metric:
-    return _filled(GaugeMetricFamily(name, doc, labels=[label]), values)
-
-
-def _counters(name: str, doc: str, label: str, values: Mapping[str, float]) -> Metric:
-    return _filled(CounterMetricFamily(name, doc, labels=[label]), values)
-
-
-def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[str, float]) -> Metric:
-    for value, count in values.items():
-        family.add_metric([value], count)
-    return family

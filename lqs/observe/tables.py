@@ -57,6 +57,7 @@ DEVICE_GAUGES = (
     ("lqs_device_healthy", "1 if it works.", "is_healthy"),
     ("lqs_device_threads", "Threads that compute just now.", "threads"),
     ("lqs_device_kv_cells", "KV cells that hold a token.", "cells_used"),
+    ("lqs_device_kv_garbage", "KV cells that were dropped and are not free yet.", "cells_garbage"),
     ("lqs_device_cached_sequences", "Finished sequences kept as prefix cache.", "num_cached_sequences"),
     ("lqs_swap_bytes", "Host memory that holds KV of running requests.", "kept_bytes"),
 )

@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from lqs._core import (
     EV_ANSWERED,
@@ -32,33 +32,16 @@ from lqs._core import (
     Work,
 )
 from lqs.config import Config
-from lqs.errors import RETRY_AFTER_S_MAX, RequestRefused
-from lqs.request import NS_PER_S, Outcome, Request, RequestState, Sink
+from lqs.errors import RequestRefused
+from lqs.request import Outcome, Request, RequestState, Sink
 from lqs.scheduling.entrance import Entrance, NoPlace, OnChange
+from lqs.scheduling.outlook import Outlook
 from lqs.scheduling.pace import Pace
+from lqs.scheduling.ports import Body, Observer
 
-# Nothing has started yet, so nothing is known about how fast places come free.
-_UNKNOWN_WAIT_S = 5.0
 _ENDED = {EV_EXPIRED: "expired", EV_CANCELLED: "cancelled", EV_NO_DEVICE: "no_device", EV_EVICTED: "evicted"}
 # What a client is told of those that it did not ask for.
 _REASONS = {"expired": "queue_timeout", "no_device": "no_device", "evicted": "evicted"}
-
-
-class Observer(Protocol):
-    """Who counts what happens; all calls come from the event loop."""
-
-    def started(self, request: Request, queue_ns: int) -> None: ...
-    def output(self, request: Request, num_tokens: int) -> None: ...
-    def finished(self, request: Request, outcome: Outcome) -> None: ...
-    def ended(self, request: Request, reason: str) -> None: ...
-    def event_lost(self, request: Request, error: Exception) -> None: ...
-
-
-class Body(Protocol):
-    """The body of the scheduler's thread: `run` returns after `stop`."""
-
-    def run(self) -> None: ...
-    def stop(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +51,7 @@ class Ticket:
     request: Request
     sink: Sink
     pace: Pace
+    expected_ns: int | None = None  # From arrival to start, as it looked when it came to wait.
     has_started: bool = False
 
 
@@ -86,19 +70,19 @@ class Desk:
         observer: Observer,
         *,
         door: Door,
+        outlook: Outlook,
         body: Body | None = None,
         on_door: OnChange = lambda what, level, state: None,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.scheduler = scheduler
-        self.entrance = Entrance(scheduler, door, on_change=on_door, now_ns=now_ns)
+        self.outlook = outlook
+        self.entrance = Entrance(scheduler, door, outlook, on_change=on_door, now_ns=now_ns)
         self._observer = observer
         self._body = body
         self._over: Callable[[Request, Outcome | None], None] | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        # When the next place of each class is spoken for, in the eyes of those refused so far.
-        self._next_place_ns: dict[int, int] = {}
         self._live: set[Ticket] = set()
         self._paces: defaultdict[int, Pace] = defaultdict(Pace)
 
@@ -167,10 +151,12 @@ class Desk:
         except TableFull:
             self.entrance.lose(request)
             request.state, request.reason = RequestState.REFUSED, "queue_full"
-            wait_s = self.retry_after_s(request.level, time.monotonic_ns())
+            wait_s = self.retry_after_s(request)
             message = "The server holds as many requests as it can."
             raise RequestRefused("queue_full", message, retry_after_s=wait_s) from None
         self.entrance.submit(request)
+        request.model_index = model
+        ticket.expected_ns = self.outlook.submitted(request)
         self._live.add(ticket)
 
     def cancel(self, request: Request) -> None:
@@ -213,38 +199,32 @@ class Desk:
         """How fast the model of that number has been of late."""
         return self._paces[model]
 
+    def seen_completion(self, request: Request, model: int) -> int:
+        """Tokens that answers of the request's key had of late; 0 if too few are known."""
+        return self.scheduler.seen_completion(request.tenant.key_index, model)
+
     @property
     def border_tokens(self) -> int:
         """Up to that a request counts as short just now."""
         return self.scheduler.border_tokens
 
     def position(self, request: Request) -> int | None:
-        """Its place in the queue, from 1, estimated; None when it does not wait."""
+        """Its place in its lane, from 1, estimated; None when it does not wait."""
         return None if request.handle is None else self.scheduler.position(request.handle)
 
     def eta_s(self, request: Request) -> float | None:
         """Seconds until it starts, estimated; None when it does not wait or nothing is known."""
         position = self.position(request)
-        rate = self.scheduler.drain_rate(request.level)
-        return position / rate if position is not None and rate > 0 else None
+        return None if position is None else self.outlook.eta_s(request, position)
 
     def service_s(self, request: Request) -> float:
         """Seconds that it will run, as the latest did on the mean; 0 if nothing is known yet."""
         return max((pace.mean_service_s for pace in self._paces.values()), default=0.0)
 
-    def retry_after_s(self, level: int, now_ns: int) -> float:
-        """Seconds until there is a place for one more who was refused.
-
-        Those refused before come back too: each is told the next place that nobody was told of,
-        one per start of the class. That also spreads their return.
-        """
-        rate = self.scheduler.drain_rate(level)
-        if rate <= 0:
-            return _UNKNOWN_WAIT_S
-        latest_ns = now_ns + int(RETRY_AFTER_S_MAX * NS_PER_S)
-        place_ns = max(now_ns, self._next_place_ns.get(level, 0)) + int(NS_PER_S / rate)
-        self._next_place_ns[level] = min(place_ns, latest_ns)
-        return (self._next_place_ns[level] - now_ns) / NS_PER_S
+    def retry_after_s(self, request: Request, not_before_ns: int = 0) -> float:
+        """Seconds until there is a place for the request, who was refused; it is promised that place."""
+        num_free = self.entrance.num_free(request.level)
+        return self.outlook.retry_after_s(request, num_free=num_free, not_before_ns=not_before_ns)
 
     def drain_events(self) -> None:
         """Give every event that is there to the request it is about.
@@ -265,17 +245,16 @@ class Desk:
     def _deliver(self, kind: int, ticket: Ticket, rest: list[Any]) -> None:
         request, sink = ticket.request, ticket.sink
         if kind == EV_OUTPUT:
+            self.outlook.output(request, rest[1])
             self._observer.output(request, rest[1])
             sink.output(*rest)
         elif kind == EV_STARTED:
-            request.state = RequestState.RUNNING
-            ticket.has_started = True
-            self.entrance.start(request)
-            self._observer.started(request, rest[0])
+            self._start(ticket, rest[0])
             sink.started(rest[0])
         elif kind == EV_FINISHED:
             request.state = RequestState.FINISHED
             ticket.pace.note(request, rest[0])
+            self.outlook.finished(request, rest[0])
             self._settle_limits(request, rest[0])
             self._observer.finished(request, rest[0])
             sink.finished(rest[0])
@@ -284,6 +263,17 @@ class Desk:
         else:
             self._end(ticket, _ENDED[kind])
 
+    def _start(self, ticket: Ticket, queue_ns: int) -> None:
+        """It left the queue for a device slot."""
+        request = ticket.request
+        request.state = RequestState.RUNNING
+        ticket.has_started = True
+        self.entrance.start(request)
+        self.outlook.started(request, queue_ns)
+        self._observer.started(request, queue_ns)
+        if ticket.expected_ns is not None:
+            self._observer.foretold(ticket.expected_ns, queue_ns)
+
     def _end(self, ticket: Ticket, reason: str) -> None:
         """It left the queue and never ran."""
         request = ticket.request
@@ -291,6 +281,7 @@ class Desk:
         request.reason = request.reason or _REASONS.get(reason)
         request.state = RequestState.CANCELLED if is_cancelled else RequestState.REFUSED
         self._settle_limits(request, None)
+        self.outlook.ended(request)
         self._observer.ended(request, reason)
         ticket.sink.ended(reason)
 

@@ -16,6 +16,7 @@ from lqs._core import Door, DoorSays, Scheduler
 from lqs.config import Config
 from lqs.request import NS_PER_S, Request
 from lqs.scheduling.core import set_rules
+from lqs.scheduling.outlook import Outlook
 
 OnChange = Callable[[str, int | None, int], None]
 
@@ -39,7 +40,7 @@ class Entrance:
     """Lets requests in, or has them wait at the door, by the rules of `door`.
 
     `on_change` hears of ("warning", class or None for all, whether it is up) and ("breaker", class, state).
-    Bounds: the door's.
+    `outlook` knows who was promised a place. Bounds: the door's.
 
     Owner: the event loop.
     """
@@ -48,12 +49,14 @@ class Entrance:
         self,
         scheduler: Scheduler,
         door: Door,
+        outlook: Outlook,
         *,
         on_change: OnChange = lambda what, level, state: None,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._scheduler = scheduler
         self._door = door
+        self._outlook = outlook
         self._on_change = on_change
         self._now_ns = now_ns
         self._guests: dict[int, _Guest] = {}
@@ -72,7 +75,15 @@ class Entrance:
         self.tend(now_ns)
         self._num_guests_ever += 1
         user = self._num_guests_ever
-        says, level, guest, at_ns = self._door.enter(request.level, now_ns, expire_ns=request.expire_ns, user=user)
+        num_held, is_promised = self._outlook.claim(request)
+        says, level, guest, at_ns = self._door.enter(
+            request.level,
+            now_ns,
+            expire_ns=request.expire_ns,
+            user=user,
+            num_held=num_held,
+            is_promised=is_promised,
+        )
         if says == DoorSays.DOOR_IN:
             self._let_in(request, level)
         self._tell_changes()
@@ -132,6 +143,7 @@ class Entrance:
     def lose(self, request: Request) -> None:
         """As `leave`, where the core has taken the permit back already."""
         self._door.leave(request.level)
+        self._outlook.left(request)
         self._made_room()
         self.tend()
 
@@ -150,6 +162,10 @@ class Entrance:
         """It is gone after it was submitted. The caller tends when it has told all that happened."""
         self._door.settle(request.level, request.footprint_tokens, has_run=has_run)
         self._made_room()
+
+    def num_free(self, level: int) -> int:
+        """Places to wait that are free for a class."""
+        return self._door.num_free(level)
 
     @property
     def num_inside(self) -> int:
@@ -185,6 +201,7 @@ class Entrance:
     # Its own.
 
     def _let_in(self, request: Request, level: int) -> None:
+        self._outlook.entered(request)
         request.is_clamped |= level != request.level
         request.level = level
         request.holds_permit = True

@@ -70,6 +70,9 @@ class OneModel:
     def has_healthy_device(self) -> bool:
         return self.served.has_healthy_device
 
+    def fallback_of(self, served: ByteServed) -> ByteServed | None:
+        return None
+
     def find(self, name: str) -> ByteServed | None:
         return self.served if name == self.served.name else None
 

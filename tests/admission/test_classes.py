@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from lqs.admission.classes import Classes
+from lqs.admission.classes import Classes, expected_tokens
 from lqs.config import QueueConfig
 from lqs.errors import BadRequest
 from lqs.request import NS_PER_S, Lane, Request, Tenant
@@ -114,5 +114,46 @@ def test_the_lane_follows_tokens_and_between_the_borders_the_wish(
 ) -> None:
     request = a_request(max_tokens=asked, task_type=task_type)
     request.prompt, request.max_tokens_granted = array("i", [1] * num_prompt), granted
-    Classes(QueueConfig()).assign_lane(request, border)
+    Classes(QueueConfig()).assign_lane(request, border, expected_tokens(request, 0))
+    assert request.lane is lane
+
+
+@pytest.mark.parametrize(
+    ("asked", "granted", "seen", "expected"),
+    [
+        (None, 8000, 0, 256),
+        (None, 100, 0, 100),
+        (None, 8000, 40, 40),
+        (None, 30, 40, 30),
+        (200, 200, 0, 200),
+        (150, 150, 40, 150),
+        (2000, 2000, 40, 40),
+        (2000, 2000, 0, 2000),
+    ],
+)
+def test_an_answer_is_taken_to_be_as_long_as_answers_are(
+    asked: int | None, granted: int, seen: int, expected: int
+) -> None:
+    """What it asks for counts, unless it is far above what answers really have."""
+    request = a_request(max_tokens=asked)
+    request.max_tokens_granted = granted
+    assert expected_tokens(request, seen) == expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "lane"),
+    [
+        (64, Lane.SHORT),
+        (128, Lane.SHORT),
+        (256, Lane.SHORT),
+        (2048, Lane.LONG),
+        (3000, Lane.LONG),
+        (10_000, Lane.LONG),
+    ],
+)
+def test_the_source_of_the_split_sorts_like_this(tokens: int, lane: Lane) -> None:
+    """S14: a threshold of 512 tokens in all, and at rest that is where the border is."""
+    request = a_request(max_tokens=tokens // 2)
+    request.prompt, request.max_tokens_granted = array("i", [1] * (tokens - tokens // 2)), tokens // 2
+    Classes(QueueConfig()).assign_lane(request, QueueConfig().short_tokens_max, expected_tokens(request, 0))
     assert request.lane is lane

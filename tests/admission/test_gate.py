@@ -17,6 +17,7 @@ from lqs.errors import BadRequest, LqsError, NotFound, PromptTooLong, RequestRef
 from lqs.request import NS_PER_S, Lane, PromptSource, Request, RequestState, Segment, Tenant
 from lqs.scheduling.core import make_door, make_scheduler
 from lqs.scheduling.desk import Desk
+from lqs.scheduling.outlook import make_outlook
 from lqs.settings import load
 from tests.admission.parts import OneModel, a_request, text
 from tests.scheduling.parts import Told
@@ -33,7 +34,9 @@ class Door:
         self.core = make_scheduler(self.config, [1.0] * 8)
         self.core.add_device_slot(kv_tokens=1000, num_sequences=1)
         self.seen = Told()
-        self.desk = Desk(self.core, self.seen, door=make_door(self.config))
+        self.desk = Desk(
+            self.core, self.seen, door=make_door(self.config), outlook=make_outlook(self.config, self.core)
+        )
         self.models = OneModel()
         self.prompts = Prompts(PromptsConfig(threads=1))
         self.gate = Gate(

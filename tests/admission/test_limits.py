@@ -19,6 +19,7 @@ from lqs.errors import BadRequest, LimitTooSmall, LqsError, PromptTooLong, Reque
 from lqs.request import NS_PER_S, PromptSource, Request, RequestState, Tenant
 from lqs.scheduling.core import make_door, make_scheduler
 from lqs.scheduling.desk import Desk
+from lqs.scheduling.outlook import make_outlook
 from lqs.settings import load
 from tests.admission.parts import OneModel, a_request, text
 from tests.api.harness import until
@@ -40,7 +41,9 @@ class House:
         self.core = make_scheduler(self.config, [1.0] * 8)
         self.core.add_device_slot(kv_tokens=100_000, num_sequences=32)
         self.seen = Told()
-        self.desk = Desk(self.core, self.seen, door=make_door(self.config))
+        self.desk = Desk(
+            self.core, self.seen, door=make_door(self.config), outlook=make_outlook(self.config, self.core)
+        )
         self.models = OneModel()
         self.models.served.n_ctx = n_ctx
         self.prompts = Prompts(PromptsConfig(threads=1))
@@ -505,6 +508,23 @@ def test_who_waits_for_its_turn_may_leave() -> None:
     asyncio.run(leave())
     assert house.left() == 8
     assert house.desk.num_inside == 1
+
+
+def test_who_waits_for_its_turn_when_a_drain_ends_is_sent_away_with_a_reason() -> None:
+    house = House({"smooth": {"of": "requests", "amount": 1, "period_s": 10.0, "burst": 9, "kind": "leaky_bucket"}})
+    house.come()
+
+    async def shut() -> None:
+        task = asyncio.create_task(house.ask())
+        await until(lambda: len(house.models.served.loaded.worked) == 2)
+        house.gate.drain(time.monotonic_ns())
+        house.gate.shut()
+        with pytest.raises(RequestRefused) as caught:
+            await task
+        assert caught.value.reason == "draining"
+
+    asyncio.run(shut())
+    assert house.left() == 8
 
 
 def test_the_entry_is_narrowed_only_while_the_load_is_high() -> None:

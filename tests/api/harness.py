@@ -24,10 +24,12 @@ from lqs.api.app import Services, create_app
 from lqs.config import Config
 from lqs.engine.template import ChatTemplate
 from lqs.engine.tokens import compile_markers
+from lqs.observe.alerts import Alerts, Level
 from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
 from lqs.scheduling.core import make_door, make_scheduler
 from lqs.scheduling.desk import Desk
+from lqs.scheduling.outlook import make_outlook
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
@@ -96,14 +98,16 @@ class House:
             load_time_left_s=lambda now_ns: 3.0, meta=lambda: {"n_ctx": n_ctx, "state": "ready"},
         )  # fmt: skip
         self.models = SimpleNamespace(
-            names=lambda: ["M"], find={"M": self.served}.get, is_loading=False, has_healthy_device=True
-        )
+            names=lambda: ["M"], find={"M": self.served}.get, is_loading=False, has_healthy_device=True,
+            fallback_of=lambda served: None,
+        )  # fmt: skip
         self.log_text = io.StringIO()
         log = Log(self.config.log, self.log_text)
         self.ring = KeyRing(self.config)
         observer = Switch()
         scheduler = make_scheduler(self.config, self.ring.weights())
-        self.desk = Desk(scheduler, observer, door=make_door(self.config))
+        outlook = make_outlook(self.config, scheduler)
+        self.desk = Desk(scheduler, observer, door=make_door(self.config), outlook=outlook)
         self.prompts = Prompts(self.config.prompts)
         self.gate = Gate(self.config, desk=self.desk, models=self.models, prompts=self.prompts)
         self.metrics = Metrics(
@@ -111,6 +115,7 @@ class House:
             closed_reason=self.gate.closed_reason, door=self.desk.entrance.figures,
         )  # fmt: skip
         observer.target = self.metrics
+        self.alerts = Alerts(self.config.alerts, log, {Level.DEGRADE: self.gate.degrader.force})
         self.slot = scheduler.add_device_slot(model=0, kv_tokens=100_000, num_sequences=slots)
         services = Services(
             config=self.config,
@@ -119,6 +124,7 @@ class House:
             keys=self.ring,
             models=self.models,
             metrics=self.metrics,
+            alerts=self.alerts,
             log=log,
         )
         self.app = create_app(services, cors_origins=self.config.server.cors_origins)

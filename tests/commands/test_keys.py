@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lqs.admission.keys import KeyFile
 from lqs.cli import main
 
 
@@ -34,6 +35,14 @@ def test_a_key_is_made_listed_and_revoked(file: str, capsys: pytest.CaptureFixtu
     assert "SIGHUP" in capsys.readouterr().err
     assert main(["keys", "revoke", "ann"]) == 1
     assert "there is no key named 'ann'" in capsys.readouterr().err
+
+
+def test_a_key_may_be_an_admins(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keys", "add", "--name", "ann"]) == 0
+    assert main(["keys", "add", "--name", "boss", "--admin"]) == 0
+    capsys.readouterr()
+    records = {record.name: record.is_admin for record in KeyFile(file).read()}
+    assert records == {"ann": False, "boss": True}
 
 
 def test_revoke_takes_the_name_as_add_does(file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ def bucket_end(length):
 
 
 class Lengths:
-    """The lengths of answers, and what three in four of those that got so far stayed within."""
+    """The lengths of answers, and the median of those that got so far."""
 
     def __init__(self):
         self.seen = []  # (model, key, length)
@@ -26,7 +26,7 @@ class Lengths:
         for lengths in (of_key, of_model):
             tail = sorted(end for end in map(bucket_end, lengths) if end > made)
             if len(lengths) >= SAMPLES_MIN and tail:
-                return min(tail[(3 * len(tail) + 3) // 4 - 1], max_tokens)
+                return min(tail[(len(tail) + 1) // 2 - 1], max_tokens)
         return min(UNKNOWN if made < UNKNOWN else 2 * made, max_tokens)
 
 

@@ -46,6 +46,14 @@ def let_in(door, level, num, now_ns=0):
     return sum(says(door, level, now_ns) == IN for _ in range(num))
 
 
+def submitted(door, level, num):
+    """Let as many in as come, and hand them to the scheduler; how many."""
+    num_in = let_in(door, level, num)
+    for _ in range(num_in):
+        door.submit(level, 0)
+    return num_in
+
+
 def breakers(door, now_ns=0):
     return [level["breaker"] for level in door.figures(now_ns)["levels"]]
 
@@ -133,15 +141,15 @@ def test_the_lowest_class_has_none_to_be_demoted_to_and_a_full_total_has_no_room
     assert door.enter(0, 0)[:2] == (FULL, 0)
 
 
+def test_nobody_is_demoted_past_those_who_wait_in_that_class():
+    door = make([0, 3, 3], 2, demotes=[True, False, False], evicts=[False, True, False])
+    assert submitted(door, 2, 2) == 2
+    assert says(door, 1) == EVICT
+    door.settle(2, 0, has_run=False)
+    assert door.enter(0, 0)[:2] == (IN, 2)
+
+
 # --- eviction ---------------------------------------------------------------------------
-
-
-def submitted(door, level, num):
-    """Let as many in as come, and hand them to the scheduler; how many."""
-    num_in = let_in(door, level, num)
-    for _ in range(num_in):
-        door.submit(level, 0)
-    return num_in
 
 
 def test_one_of_a_lower_class_leaves_when_only_the_total_is_full():

@@ -264,6 +264,25 @@ def test_a_request_that_runs_long_in_a_busy_bucket_gives_back_all_it_did_not_use
     assert one.remaining == 90
 
 
+@pytest.mark.parametrize("num", [1_000, 6_000])
+def test_hundreds_at_once_give_back_all_they_did_not_use_and_beyond_the_bound_never_too_much(num):
+    """Each comes a moment after the one before, so none of their moments may be forgotten; up to 4,096 are kept."""
+    one = One(capacity=10**6, amount=1, period_ns=S)
+    charges = []
+    for _ in range(num):
+        one.now_ns += 1000
+        charges.append(one.reserve(100)[1])
+    assert one.remaining == 10**6 - 100 * num
+    for charge in charges:
+        one.settle(charge, 10)
+    if num <= 4096:
+        assert one.remaining == 10**6 - 10 * num
+    else:
+        assert 10**6 - 100 * num < one.remaining <= 10**6 - 10 * num
+    one.now_ns += 10**6 * S
+    assert one.remaining == 10**6
+
+
 def test_a_year_of_odd_steps_loses_nothing():
     """7 in 3 s, asked at 100,000 odd moments: what is back is what the rate gives, to the unit."""
     one = One(capacity=10**9, amount=7, period_ns=3 * S)

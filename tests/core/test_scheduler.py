@@ -743,6 +743,43 @@ def test_positions_count_down_in_a_fifo_level():
     assert [scheduler.position(handle) for handle in handles] == [None, 1, 2]
 
 
+def test_a_position_is_that_in_its_lane():
+    scheduler = make(slots=[(1000, 1)], num_lanes=2, lane_weights=(3, 1))
+    submit(scheduler, "runs")
+    scheduler.round(0)
+    short = [submit(scheduler, sink, level=1, lane=0) for sink in range(2)]
+    long = [submit(scheduler, sink, level=1, lane=1) for sink in range(2)]
+    worse = submit(scheduler, "worse", level=2, lane=1)
+    better = submit(scheduler, "better", level=0, lane=0)
+    scheduler.round(1)
+    places = [scheduler.position(handle) for handle in (*short, *long, worse, better)]
+    assert places == [2, 3, 1, 2, 3, 1]
+    queues = scheduler.snapshot()["queues"]
+    assert [level["num_waiting"] for level in queues[0][:3]] == [1, 2, 0]
+    assert [level["num_waiting"] for level in queues[1][:3]] == [0, 2, 1]
+
+
+def test_starts_and_waits_are_counted_by_lane_and_class():
+    """One of four sequences comes free every tenth of a second."""
+    caps = {"table_capacity": 1000, "level_caps": [1000] * 3, "total_cap": 1000}
+    scheduler = make(slots=[(10**6, 4)], num_lanes=2, lane_weights=(3, 1), **caps)
+    for sink in range(200):
+        submit(scheduler, sink, level=1, lane=sink % 2)
+    running = []
+    for tick in range(100):
+        scheduler.round(tick * S // 10)
+        running += scheduler.take(0)
+        scheduler.finish(running.pop(0))
+    queues = scheduler.snapshot()["queues"]
+    short, long = queues[0][1], queues[1][1]
+    assert short["num_started"] + long["num_started"] == 103
+    assert short["wait_ns_sum"] + long["wait_ns_sum"] == sum(range(100)) * S // 10
+    # Three short for one long.
+    assert short["drain_rate"] == pytest.approx(7.5, rel=0.2)
+    assert long["drain_rate"] == pytest.approx(2.5, rel=0.2)
+    assert queues[0][0]["drain_rate"] == 0
+
+
 def test_the_oldest_waiting_and_the_counts_are_published_per_class():
     scheduler = make(slots=[(1000, 1)])
     submit(scheduler, "runs", level=2, arrival_ns=3)

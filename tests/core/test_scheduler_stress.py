@@ -126,14 +126,48 @@ def test_every_request_is_told_in_order_and_nothing_is_left(out_buffer_bytes, nu
     assert_whole(scheduler, sinks)
 
 
-def assert_whole(scheduler, sinks):
+@pytest.mark.parametrize("num_requests", [4_000 // SHARE, pytest.param(400_000, marks=pytest.mark.stress)])
+def test_promises_that_grow_between_threads_are_all_kept_and_given_back(num_requests):
+    """A quarter is eight times as long as expected, in a tenth of the KV for all at their longest."""
+    draw = random.Random(1)
+    scheduler = Scheduler(table_capacity=4096, level_caps=[64] * 4, total_cap=64, num_keys=3)
+    scheduler.add_device_slot(kv_tokens=300, num_sequences=32, kv_block=8)
+    drive = _core._Drive(scheduler)
+    sinks, live = [], deque(maxlen=64)
+    num_settled = 0
+    with threads(scheduler, drive):
+        while num_settled < num_requests:
+            while len(sinks) < num_requests and scheduler.try_enter(level := draw.randrange(4)):
+                sinks.append(Sink())
+                live.append(
+                    scheduler.submit(
+                        Work(),
+                        sinks[-1],
+                        key=draw.randrange(3),
+                        level=level,
+                        num_prompt_tokens=draw.randrange(1, 30),
+                        max_tokens=60,
+                        footprint_tokens=90,
+                    )
+                )
+            if draw.random() < 0.2:
+                scheduler.cancel(draw.choice(live))
+            num_settled += poll(scheduler)
+    assert_whole(scheduler, sinks, {NUM_TOKENS, NUM_TOKENS // 8})
+    slot = scheduler.snapshot()["slots"][0]
+    assert slot["num_put_out"] > 0
+    assert slot["num_resumed"] > 0
+    assert (slot["num_out"], slot["num_short"]) == (0, 0)
+
+
+def assert_whole(scheduler, sinks, lengths=(NUM_TOKENS,)):
     num_tokens = 0
     for sink in sinks:
         assert sink.told[-1] == EV_SETTLED
         if EV_FINISHED in sink.told:
             assert sink.told == [EV_STARTED, EV_FINISHED, EV_SETTLED]
             assert len(sink.text) == sink.outcome.num_completion_tokens
-            assert sink.outcome.finish == _core.Finish.FINISH_CANCELLED or len(sink.text) == NUM_TOKENS
+            assert sink.outcome.finish == _core.Finish.FINISH_CANCELLED or len(sink.text) in lengths
             num_tokens += len(sink.text)
         else:
             assert sink.text == b""

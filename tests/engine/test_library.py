@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,3 +116,23 @@ def test_the_schedulers_thread_ends_when_it_is_told() -> None:
     body = SchedulerBody(make_scheduler(load(), [1.0]))
     body.stop()
     body.run()
+    assert body.snapshot()["seconds"] == 0
+
+
+def test_rounds_are_counted_by_the_time_they_took() -> None:
+    scheduler = make_scheduler(load(), [1.0])
+    body = SchedulerBody(scheduler)
+    thread = threading.Thread(target=body.run)
+    thread.start()
+    try:
+        while not body.snapshot()["counts"][-1][1]:
+            time.sleep(0.001)
+    finally:
+        body.stop()
+        thread.join(10)
+    seen = body.snapshot()
+    assert seen["seconds"] > 0
+    assert [bound for bound, _ in seen["counts"]][:3] == pytest.approx([1e-6, 4e-6, 16e-6])
+    counts = [count for _, count in seen["counts"]]
+    assert counts == sorted(counts)
+    assert counts[-1] == scheduler.snapshot()["num_rounds"]

@@ -213,7 +213,7 @@ def test_the_bytes_of_a_token_are_what_was_planned(default_model):
     plan = make_plan(load(), Path(default_model.path))
     rig = Rig(default_model, n_ctx=512, n_seq=2, threads=1)
     rig.worker.open()
-    found = rig.worker.calibrate_swap()
+    found = rig.worker.calibrate_swap(64)
     rig.worker.close()
     assert found["bytes_per_token"] == pytest.approx(plan.kv_bytes_per_token, rel=0.05)
     assert found == rig.worker.swapping

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from array import array
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from lqs.observe.alerts import Alerts, Reading
+from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
 from lqs.request import NS_PER_S, Request, Tenant
 from lqs.scheduling.core import make_door, make_scheduler
+from lqs.scheduling.promises import Promises
 from lqs.settings import load
 
 S = NS_PER_S
@@ -44,6 +49,7 @@ WORKER = {
     "num_decodes": 3,
     "decode_ns": 4 * S,
     "cells_used": 8,
+    "cells_garbage": 1,
     "num_cached_sequences": 3,
     "prefill_tokens": 5,
     "generated_tokens": 6,
@@ -283,6 +289,51 @@ def test_readiness_and_lost_events_are_shown() -> None:
     board.closed = "draining"
     board.metrics.event_lost(a_request(), RuntimeError())
     assert (board.read()["lqs_ready",], board.read()["lqs_events_lost_total",]) == (0, 1)
+
+
+def test_how_true_the_told_times_were_is_shown() -> None:
+    board = Board()
+    for expected, real in ((9, 10), (15, 10), (30, 10), (1, 0.1)):
+        board.metrics.foretold(int(expected * S), int(real * S))
+    board.metrics.promised(1.2)
+    seen = board.read()
+    # The wait of a tenth of a second was none.
+    assert seen["lqs_wait_error_ratio_count",] == 3
+    assert (seen["lqs_wait_error_ratio_bucket", "0.1"], seen["lqs_wait_error_ratio_bucket", "0.5"]) == (1, 2)
+    assert (seen["lqs_wait_error_median",], seen["lqs_retry_error_median",]) == (0.5, pytest.approx(0.2))
+
+
+def test_lanes_promises_alerts_and_rounds_are_shown() -> None:
+    from lqs._core import Work
+
+    config = load(None, None, {})
+    alerts = Alerts(config.alerts, Log(config.log, io.StringIO()), {})
+    alerts.look(Reading(90, 0.9, 0.0, 0, 0, 0), S)
+    promises = Promises(5)
+    promises.refused(a_request(), num_free=0, service_ns=S, now_ns=0)
+    rounds = {"seconds": 2.0, "counts": [(1e-6, 3), (float("inf"), 4)]}
+    board = Board()
+    board.metrics = Metrics(
+        config, model_name="m", core=board.core.snapshot, workers=dict, closed_reason=lambda: None,
+        door=lambda: board.door.figures(0),
+        alerts=lambda: alerts, promised=promises, rounds=lambda: rounds,
+    )  # fmt: skip
+    for arrival_s in (1, 2, 3):
+        assert board.core.try_enter(2)
+        board.core.submit(Work(), object(), level=2, lane=1, arrival_ns=arrival_s * S, footprint_tokens=50)
+    board.core.round(4 * S)
+    board.metrics.count_refusal("queue_full")
+    board.metrics.count_refusal("draining")
+    seen = board.read()
+    assert (seen["lqs_lane_queue_depth", "long", "normal"], seen["lqs_lane_queue_depth", "short", "normal"]) == (1, 0)
+    assert seen["lqs_lane_queue_wait_seconds_total", "long", "normal"] == 3 + 2
+    assert seen["lqs_queue_mean_wait_seconds", "long", "normal"] == 2.5
+    assert (seen["lqs_promises_total",], seen["lqs_promises_outstanding", "high"]) == (1, 1)
+    assert seen["lqs_promises_return_share", "high"] == 1
+    assert (seen["lqs_alert", "tighten", "fill"], seen["lqs_alert", "break", "fill"]) == (1, 0)
+    assert seen["lqs_alert_value", "fill"] == 0.9
+    assert (seen["lqs_round_time_seconds_count",], seen["lqs_round_time_seconds_sum",]) == (4, 2)
+    assert seen["lqs_refusals_too_many_total",] == 1
 
 
 def test_limits_are_shown_by_name_and_what_is_left_of_those_for_the_whole_server() -> None:

@@ -16,6 +16,9 @@ class Told:
     def started(self, *args: Any) -> None:
         self.events.append("started")
 
+    def foretold(self, expected_ns: int, queue_ns: int) -> None:
+        self.events.append(("foretold", expected_ns, queue_ns))
+
     def output(self, *args: Any) -> None:
         self.events.append(("output", *args[-3:]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from array import array
 from typing import Any
 
@@ -14,6 +15,7 @@ from lqs.request import NS_PER_S, Request, RequestState, Tenant
 from lqs.scheduling.core import make_door, make_scheduler
 from lqs.scheduling.desk import Desk
 from lqs.scheduling.entrance import NoPlace
+from lqs.scheduling.outlook import make_outlook
 from lqs.settings import load
 from lqs.streaming.outlet import Outlet
 from tests.scheduling.parts import Told
@@ -37,7 +39,9 @@ class Scene:
         config = load(None, None, {"engine.parallel": 1, "engine.out_buffer_bytes": 4096} | flags)
         scheduler = make_scheduler(config, [1.0, 1.0])
         self.seen = Told()
-        self.desk = Desk(scheduler, self.seen, door=make_door(config), body=body)
+        self.now_ns = 0
+        outlook = make_outlook(config, scheduler, now_ns=lambda: self.now_ns)
+        self.desk = Desk(scheduler, self.seen, door=make_door(config), outlook=outlook, body=body)
         self.core = scheduler
         self.core.add_device_slot(kv_tokens=1000, num_sequences=num_sequences)
 
@@ -53,6 +57,7 @@ class Scene:
         return request
 
     def turn(self, now_ns: int = 0) -> None:
+        self.now_ns = now_ns
         self.core.round(now_ns)
         self.desk.drain_events()
 
@@ -74,6 +79,7 @@ def test_a_request_is_told_everything_in_order() -> None:
     # The observer is told of everything but the settling.
     assert [event if isinstance(event, str) else event[0] for event in scene.seen.events] == [
         "started",
+        "foretold",
         "output",
         "finished",
     ]
@@ -244,26 +250,69 @@ def drained(scene: Scene, level: int, num_starts: int, every_ns: int) -> None:
         scene.turn(number * every_ns)
 
 
+def a_refused(**given: Any) -> Request:
+    return Request(id="r", tenant=Tenant("t", "normal", 1, 2, 2), model="m", arrival_ns=0, level=2, **given)
+
+
 def test_retry_after_tells_each_refused_client_the_next_free_place() -> None:
+    """B40: from the true wait, one service time apart."""
     scene = Scene()
-    assert scene.desk.retry_after_s(2, 0) == 5.0
     drained(scene, 2, 40, 2 * S)
-    now_ns = 80 * S
-    waits = [scene.desk.retry_after_s(2, now_ns) for _ in range(3)]
-    assert waits == [pytest.approx(2 * n, rel=0.3) for n in (1, 2, 3)]
+    scene.now_ns = 80 * S
+    waits = [scene.desk.retry_after_s(a_refused()) for _ in range(3)]
+    # 97 places are free: nothing but the least wait, and what is drawn.
+    assert all(1 <= wait <= 6 for wait in waits)
+    scene.desk.outlook.retry_after_s(a_refused(), num_free=0)
+    waits = [scene.desk.outlook.retry_after_s(a_refused(), num_free=0) for _ in range(20)]
+    steps = [later - sooner for sooner, later in itertools.pairwise(waits)]
+    assert sum(steps) / len(steps) == pytest.approx(2, rel=0.3)
     # Later the places told of have passed, and the next is near again.
-    assert scene.desk.retry_after_s(2, now_ns + 60 * S) == pytest.approx(waits[0])
-    assert max(scene.desk.retry_after_s(2, now_ns) for _ in range(200)) == pytest.approx(RETRY_AFTER_S_MAX)
+    scene.now_ns += 130 * S
+    assert scene.desk.outlook.retry_after_s(a_refused(), num_free=0) < waits[0]
+    told = [scene.desk.outlook.retry_after_s(a_refused(), num_free=0) for _ in range(400)]
+    assert 0.9 * RETRY_AFTER_S_MAX < max(told) <= RETRY_AFTER_S_MAX
 
 
-def test_the_expected_wait_follows_the_place_and_the_rate() -> None:
+def test_before_anything_has_run_a_time_is_told_all_the_same() -> None:
+    assert 1 <= Scene().desk.retry_after_s(a_refused()) <= 15
+
+
+def test_the_expected_wait_follows_what_runs_and_what_is_ahead() -> None:
+    """Of ten tokens each takes a second; who runs has four to go, and one is ahead."""
     scene = Scene()
-    drained(scene, 2, 40, 2 * S)
-    request = scene.submit(Told())
-    scene.turn(80 * S)
-    position = scene.desk.position(request)
-    assert position is not None
-    assert scene.desk.eta_s(request) == pytest.approx(position / scene.core.drain_rate(2))
+    for number in range(4):
+        scene.submit(Told())
+        if number == 0:
+            scene.turn()
+    (handle,) = scene.core.take(0)
+    assert scene.desk.eta_s(scene.submit(Told())) is None
+    for second in range(1, 4):
+        scene.core.emit(handle, b"x")
+        scene.turn(second * S)
+    waiting = scene.submit(Told())
+    scene.turn(3 * S)
+    # One runs and has 4 of its 7 tokens to make, four that take 7 each are ahead.
+    assert scene.desk.position(waiting) == 5
+    assert scene.desk.eta_s(waiting) == pytest.approx(4 + 4 * 7)
+
+
+def test_what_was_foretold_is_held_against_what_came() -> None:
+    scene = Scene()
+    first, second = scene.submit(Told()), Told()
+    scene.turn()
+    (handle,) = scene.core.take(0)
+    for moment in (1, 2):
+        scene.core.emit(handle, b"x")
+        scene.turn(moment * S)
+    waiting = scene.enter()
+    waiting.arrival_ns = 2 * S
+    scene.desk.submit(waiting, Work(), second, model=0)
+    scene.core.finish(handle, num_completion_tokens=7, first_token_ns=1 * S, finished_ns=7 * S)
+    scene.turn(7 * S)
+    scene.turn(7 * S)
+    # Five tokens were to come, a second each; and so it was.
+    assert ("foretold", 5 * S, 5 * S) in scene.seen.events
+    assert first.state is RequestState.FINISHED
 
 
 def test_everything_is_cancelled_with_a_reason_at_the_end_of_a_drain() -> None:

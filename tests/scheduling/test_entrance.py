@@ -15,6 +15,7 @@ from lqs.request import NS_PER_S, Lane, Request, RequestState, Tenant
 from lqs.scheduling.core import make_door, make_scheduler
 from lqs.scheduling.desk import Desk
 from lqs.scheduling.entrance import NoPlace
+from lqs.scheduling.outlook import make_outlook
 from lqs.settings import load
 from tests.scheduling.parts import Told
 
@@ -35,6 +36,7 @@ class Scene:
             self.core,
             Told(),
             door=make_door(self.config),
+            outlook=make_outlook(self.config, self.core, now_ns=lambda: self.now_ns),
             on_door=lambda *change: self.changes.append(change),
             now_ns=lambda: self.now_ns,
         )

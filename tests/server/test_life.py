@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -281,30 +280,3 @@ def test_a_thread_that_does_not_end_and_a_failed_http_server_are_reported(
     assert live(server, scene) == 0
     assert server.hung == ["workers", "lqs-scheduler"]
     assert "RuntimeError" in capsys.readouterr().err
-
-
-def test_a_slot_that_dies_is_logged_once(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    class Dead:
-        device = "cpu:0"
-        worker = SimpleNamespace(death="GGML_ASSERT")
-
-        def is_healthy(self, now_ns: int, stall_s: float) -> bool:
-            return False
-
-    server = build(config_for(model))
-    server._models.find("tiny").slots.append(Dead())  # type: ignore[union-attr,arg-type]
-    seen: dict[str, bool] = {}
-    server._look(seen)
-    server._look(seen)
-    assert capsys.readouterr().err.count("GGML_ASSERT") == 1
-
-
-def test_health_changes_of_a_device_slot_are_logged(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    server = build(config_for(model, **{"log.level": "info"}))
-    server._log_health("cpu:0", False, "GGML_ASSERT")
-    server._log_health("cpu:0", False, "")
-    server._log_health("cpu:0", True, "")
-    text = capsys.readouterr().err
-    assert "GGML_ASSERT" in text
-    assert "does not end" in text
-    assert "works again" in text

@@ -6,10 +6,12 @@ import json
 import signal
 from pathlib import Path
 
+import openai
 import pytest
 
 from lqs.engine.synth import Recipe, parse_shape, write
 from lqs.serve import build
+from tests.server.client import HOST
 from tests.server.conftest import Start
 from tests.server.process import Server, until
 from tests.server.test_life import ask, config_for, live, prompt
@@ -138,3 +140,12 @@ def test_a_hangup_takes_new_limits_and_keeps_what_did_not_change(server: Server)
     server.signal(signal.SIGHUP)
     until(lambda: "limits.long.amount: must be a whole number >= 1" in server.log)
     assert server.complete(1).answer().status == 429
+
+
+def test_the_official_client_waits_as_it_is_told_and_comes_in_at_its_first_retry(start: Start, tiny: Path) -> None:
+    """B40: the stock client retries a 429 after `retry-after-ms`."""
+    server = start(tiny, config='[limits.one]\nof = "requests"\namount = 1\nperiod_s = 1.5\n')
+    with openai.OpenAI(base_url=f"http://{HOST}:{server.port}/v1", api_key="x", max_retries=1) as client:
+        for number in range(3):
+            assert client.completions.create(model="", prompt="hi", max_tokens=2).usage.completion_tokens <= 2
+            assert server.metrics()['lqs_limit_refusals_total{limit="one"}'] == number

@@ -79,7 +79,7 @@ def test_the_first_signal_drains_and_the_second_leaves(
 ) -> None:
     play = Play(*signals)
     monkeypatch.setattr(serve, "build", lambda *_, **__: play)
-    monkeypatch.setattr(serve, "leave", lambda code: play.calls.append(f"leave {code}"))
+    monkeypatch.setattr(process, "leave", lambda code: play.calls.append(f"leave {code}"))
     assert serve.run(load()) == 0
     assert play.calls == calls
 

@@ -24,6 +24,10 @@ engine.prefix_cache = false
 queue.caps = [{NUM_PLACES}]
 queue.total = {NUM_PLACES}
 keys.file = "{{keys}}"
+[limits.at_once]
+of = "parallel"
+amount = {NUM_REQUESTS}
+per = "server"
 """
 
 
@@ -63,6 +67,7 @@ def test_2000_requests_cut_off_at_random_leave_nothing_behind(start: Start, tiny
         except AssertionError:
             raise AssertionError(f"still alive: {left}, at the start: {first}") from None
         memory.append(server.memory_bytes)
+        assert server.metrics()['lqs_limit_remaining{limit="at_once"}'] == NUM_REQUESTS
 
     # Every kind of end was there, and nothing else.
     assert set(seen) == {None, 200, 400, 401, 404, 429, 499, 503, 504}, seen

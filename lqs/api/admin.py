@@ -1,0 +1,31 @@
+"""`/admin/...`: what only an admin key may see."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from lqs.api.errors import send_json
+from lqs.api.middleware.auth import tenant_of
+from lqs.api.services import Services
+from lqs.errors import Forbidden
+
+
+class AlertList:
+    """`GET /admin/alerts`: every rule at every level, raised or not."""
+
+    def __init__(self, services: Services) -> None:
+        self._alerts = services.alerts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        check_admin(scope)
+        shown = list(self._alerts.shown(time.monotonic_ns()))
+        await send_json(send, msgspec.json.encode({"object": "list", "data": shown}))
+
+
+def check_admin(scope: Scope) -> None:
+    """Raise Forbidden unless the key is an admin's; where no key is configured, everybody is one."""
+    if not tenant_of(scope).is_admin:
+        raise Forbidden("This path wants an admin key: lqs keys add --admin.")

@@ -1,0 +1,125 @@
+"""One served model: what is loaded of it, and what clients are told of it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lqs.config import Config, ModelConfig
+from lqs.engine.plan import Plan
+from lqs.engine.slot import Slot
+from lqs.engine.template import ChatTemplate, TemplateInvalid
+from lqs.errors import EngineFailed, StartError
+from lqs.request import NS_PER_S
+
+if TYPE_CHECKING:
+    from lqs.engine.library import Model
+
+# Until something is loaded nothing is known about how long it will take.
+_UNKNOWN_LOAD_S = 5.0
+
+
+class Served:
+    """A model under its name in requests. Owner: the event loop, once it is loaded."""
+
+    def __init__(self, config: Config, path: Path, index: int, model: Model) -> None:
+        self.path = path
+        self.name = config.model.name or path.name.removesuffix(".gguf")
+        self.index = index
+        self.whole_config = config
+        self.config: ModelConfig = config.model
+        self.is_prefix_shared = config.engine.prefix_shared
+        self.created = int(time.time())
+        self.n_ctx = 0
+        self.template: ChatTemplate | None = None
+        self.template_error: str | None = None
+        self.slots: list[Slot] = []
+        self.kv_problem: str | None = None
+        self.is_loading = True
+        self._stall_s = config.engine.stall_s
+        self._model = model
+        self._load_began_ns = time.monotonic_ns()
+
+    @property
+    def model(self) -> Model | None:
+        """The model, None while it is loading."""
+        return None if self.is_loading else self._model
+
+    @property
+    def loaded(self) -> Model:
+        """The model. Raises EngineFailed while it is loading."""
+        if self.is_loading:
+            raise EngineFailed("The model is loading.")
+        return self._model
+
+    @property
+    def state(self) -> str:
+        """loading, ready or failed."""
+        if self.is_loading:
+            return "loading"
+        return "ready" if self.has_healthy_device else "failed"
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices that serve it."""
+        return [slot.device for slot in self.slots]
+
+    @property
+    def has_healthy_device(self) -> bool:
+        """Whether anything can run it now."""
+        now_ns = time.monotonic_ns()
+        return any(slot.is_healthy(now_ns, self._stall_s) for slot in self.slots)
+
+    def load_time_left_s(self, now_ns: int) -> float:
+        """Seconds until it is loaded, from how long the part that is there took."""
+        progress = self._model.progress
+        if progress <= 0:
+            return _UNKNOWN_LOAD_S
+        return (now_ns - self._load_began_ns) / NS_PER_S * (1 - progress) / progress
+
+    def meta(self) -> dict[str, Any]:
+        """What `/v1/models` tells about it."""
+        meta: dict[str, Any] = {"state": self.state, "devices": self.devices}
+        if self.model is None:
+            return meta
+        has_template = "ok" if self.template else "none"
+        return meta | {
+            "n_ctx": self.n_ctx,
+            "n_ctx_train": self.model.native.n_ctx_train,
+            "n_vocab": self.model.n_vocab,
+            "n_params": self.model.native.n_params,
+            "size": self.model.native.size_bytes,
+            "chat_template": self.template_error or has_template,
+        }
+
+    def prepare(self, plan: Plan) -> None:
+        """What is known once the weights are there: limits and the chat template."""
+        self.n_ctx = plan.request_tokens_max
+        try:
+            self.template = self._make_template()
+        except TemplateInvalid as error:
+            # The model still completes plain prompts; chat says what is wrong.
+            self.template_error = str(error)
+
+    def _make_template(self) -> ChatTemplate | None:
+        model = self._model
+        source = model.chat_template
+        if self.config.chat_template:
+            source = _read_template(self.config.chat_template)
+        if source is None:
+            return None
+        bos, eos = model.bos, model.native.eos
+        return ChatTemplate(
+            source,
+            special_texts=model.control_texts,
+            bos_text=model.token_text(bos) if bos is not None else "",
+            eos_text=model.token_text(eos) if eos >= 0 else "",
+        )
+
+
+def _read_template(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartError(f"model.chat_template: {path}: {error}.") from None

@@ -1,0 +1,36 @@
+"""What is under /admin is for admin keys."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from lqs.observe.alerts import Reading
+from lqs.request import NS_PER_S
+from tests.api.harness import House, driven
+
+
+@driven
+async def test_alerts_are_shown_to_everybody_where_there_is_no_key():
+    house = House()
+    house.alerts.look(Reading(5, 0.85, 0.0, 0, 0, 0), NS_PER_S)
+    call = await house.ask("GET", "/admin/alerts")
+    assert call.status == 200
+    raised = [(each["rule"], each["level"]) for each in call.json["data"] if each["state"] == "raised"]
+    assert raised == [("fill", "warn")]
+
+
+@driven
+async def test_with_keys_alerts_are_shown_to_admins_alone(tmp_path):
+    house = House(keys=["plain", "admin"], tmp_path=tmp_path)
+    path = tmp_path / "keys"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    records[1]["admin"] = True
+    assert records[1]["sha256"] == hashlib.sha256(b"admin").hexdigest()
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    house.ring.reload(house.config)
+    assert (await house.ask("GET", "/admin/alerts")).status == 401
+    refused = await house.ask("GET", "/admin/alerts", key="plain")
+    assert refused.status == 403
+    assert refused.error["type"] == "permission_error"
+    assert (await house.ask("GET", "/admin/alerts", key="admin")).status == 200

@@ -1,0 +1,194 @@
+"""The expected wait, from made-up pasts under a clock of the test's own."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from lqs.request import NS_PER_S, Lane, Request, Tenant
+from lqs.scheduling.forecast import Forecast
+from tests.scheduling.rush import Rush
+
+S = NS_PER_S
+
+
+@dataclass
+class Ended:
+    """An outcome: started at 0, a second of prefill, then a second for each token."""
+
+    num_completion_tokens: int
+    finish: int = 1
+    error_code: int = 0
+    num_cached_tokens: int = 0
+    assigned_ns: int = 0
+    prefill_done_ns: int = 0
+    first_token_ns: int = S
+
+    @property
+    def finished_ns(self) -> int:
+        return self.num_completion_tokens * S
+
+
+class Board:
+    """A forecast for one device slot."""
+
+    def __init__(self, num_sequences: int = 2, aging_step_ns: int = 60 * S) -> None:
+        self.slot = {
+            "num_sequences": num_sequences, "num_running": 0, "capacity": 1000, "reserved": 0, "is_dead": False,
+        }  # fmt: skip
+        self.num_made = 0
+        self.forecast = Forecast(
+            num_levels=3, lane_weights=(3, 1), aging_step_ns=aging_step_ns, slots=lambda: [self.slot]
+        )
+
+    def come(self, now_ns: int = 0, *, level: int = 1, lane: Lane = Lane.SHORT, max_tokens: int = 10) -> Request:
+        self.num_made += 1
+        tenant = Tenant("t", "normal", 1, 1, 1)
+        request = Request(id="r", tenant=tenant, model="m", arrival_ns=now_ns, level=level, lane=lane)
+        request.prompt, request.max_tokens_granted, request.handle = array("i", [1]), max_tokens, self.num_made
+        self.forecast.submitted(request, now_ns)
+        return request
+
+    def start(self, now_ns: int = 0, **given: Any) -> Request:
+        request = self.come(now_ns, **given)
+        self.forecast.started(request, 0)
+        self.slot["num_running"] += 1
+        return request
+
+    def finish(self, request: Request, num_tokens: int) -> None:
+        self.forecast.finished(request, Ended(num_tokens))
+        self.slot["num_running"] -= 1
+
+    def wait_s(self, now_ns: int, *, level: int = 1, lane: Lane = Lane.SHORT, ahead: int | None = None) -> float | None:
+        ahead = self.forecast.num_ahead(lane, level) if ahead is None else ahead
+        wait_ns = self.forecast.wait_ns(lane, level, ahead, now_ns)
+        return None if wait_ns is None else wait_ns / S
+
+
+def test_where_a_sequence_is_free_nobody_waits() -> None:
+    board = Board()
+    assert board.wait_s(S) == 0
+    board.start()
+    assert board.wait_s(2 * S) == 0
+    board.start()
+    # Both are taken, and nothing is known of how long they take.
+    assert board.wait_s(3 * S) is None
+
+
+def test_at_the_very_start_what_runs_says_how_fast_it_goes() -> None:
+    board = Board(num_sequences=1)
+    request = board.start()
+    for second in range(1, 5):
+        board.forecast.output(request, 1, second * S)
+    # Four of ten tokens, one a second.
+    assert board.wait_s(4 * S) == pytest.approx(6)
+    board.come(4 * S)
+    board.forecast.output(request, 1, 5 * S)
+    # Who waits already takes ten.
+    assert board.wait_s(5 * S) == pytest.approx(6 - 1 + 10)
+
+
+def test_what_finished_says_how_long_the_next_takes() -> None:
+    board = Board(num_sequences=2)
+    # They made half of what they were granted.
+    for _ in range(8):
+        board.finish(board.start(max_tokens=20), 10)
+    first = [board.start(100 * S, max_tokens=20) for _ in range(2)]
+    waiting = [board.come(100 * S, max_tokens=20) for _ in range(3)]
+    # A second of prefill, ten tokens of 9/9 s: 11 s each, two at a time, three ahead.
+    assert board.wait_s(100 * S) == pytest.approx(22, rel=0.05)
+    assert board.wait_s(100 * S, ahead=0) == pytest.approx(11, rel=0.05)
+    board.forecast.ended(waiting[0])
+    board.finish(first[0], 10)
+    assert board.wait_s(101 * S) == pytest.approx(10, abs=1.5)
+
+
+def test_who_was_cut_off_says_nothing_about_how_long_its_kind_gets() -> None:
+    board = Board(num_sequences=1)
+    for finish in (1, 3, 4):
+        request = board.start()
+        board.forecast.finished(request, Ended(10 if finish == 1 else 2, finish))
+        board.slot["num_running"] -= 1
+    board.start(100 * S)
+    assert board.wait_s(100 * S) == pytest.approx(1 + 10, rel=0.2)
+
+
+def test_better_classes_that_still_come_are_reckoned_with_until_it_has_aged() -> None:
+    board, old = Board(num_sequences=1), Board(num_sequences=1, aging_step_ns=S)
+    for each in (board, old):
+        for _ in range(8):
+            each.finish(each.start(max_tokens=2), 2)
+        for second in range(100, 140):
+            if second % 4 == 0:
+                each.come(second * S, level=0)
+        each.start(140 * S, max_tokens=2)
+    calm = board.wait_s(140 * S, ahead=10)
+    assert calm is not None
+    waits = [each.wait_s(140 * S, level=1, ahead=10) for each in (board, old)]
+    best = board.wait_s(140 * S, level=0, ahead=10)
+    assert best is not None
+    assert waits[0] is not None
+    assert waits[1] is not None
+    assert best <= waits[1] < waits[0]
+
+
+def test_the_other_lane_takes_its_share() -> None:
+    board = Board(num_sequences=1)
+    for _ in range(8):
+        board.finish(board.start(), 10)
+    board.start(100 * S)
+    alone = board.wait_s(100 * S, ahead=6)
+    for _ in range(50):
+        board.come(100 * S, lane=Lane.LONG)
+    shared = board.wait_s(101 * S, ahead=6)
+    assert alone is not None
+    assert shared is not None
+    # Three short for one long.
+    assert shared / alone == pytest.approx(8 / 6, rel=0.15)
+
+
+def test_cells_that_are_missing_make_a_free_sequence_useless() -> None:
+    board = Board()
+    board.slot["reserved"] = 995
+    request = board.start()
+    board.come()
+    board.forecast.output(request, 5, S)
+    board.forecast.output(request, 1, 5 * S)
+    wait_s = board.wait_s(6 * S, ahead=0)
+    assert wait_s is not None
+    assert wait_s > 1
+
+
+def test_without_a_living_device_slot_nothing_is_known() -> None:
+    board = Board()
+    board.slot["is_dead"] = True
+    assert board.wait_s(S) is None
+    assert board.forecast.num_sequences == 0
+
+
+def test_far_places_go_on_at_the_pace_of_the_near_ones() -> None:
+    board = Board(num_sequences=2)
+    for _ in range(8):
+        board.finish(board.start(), 10)
+    for _ in range(2):
+        board.start(100 * S)
+    near, far = board.wait_s(100 * S, ahead=1000), board.wait_s(100 * S, ahead=5000)
+    assert near is not None
+    assert far is not None
+    assert far / near == pytest.approx(5, rel=0.05)
+
+
+def test_foretold_waits_are_near_the_real_ones() -> None:
+    """Four sequences, lengths that scatter by half, twice the capacity for a while."""
+    rush = Rush(num_places=200)
+    rush.arrive(3, 0, 30)
+    rush.arrive(8, 30, 20)
+    rush.run()
+    told = [event[1:] for event in rush.seen.events if event[0] == "foretold" and event[2] > S]
+    errors = sorted(abs(expected / real - 1) for expected, real in told)
+    assert len(errors) > 60
+    assert errors[len(errors) // 2] <= 0.25
+    assert errors[len(errors) * 9 // 10] <= 0.5

@@ -1,0 +1,78 @@
+"""What the rules look at, read from the real core."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from lqs._core import Work
+from lqs.config import LogConfig
+from lqs.guard import Guard, Health, reading_of
+from lqs.observe.alerts import Alerts
+from lqs.observe.counts import Counts
+from lqs.observe.log import Log
+from lqs.request import NS_PER_S
+from lqs.scheduling.core import make_door, make_scheduler
+from lqs.scheduling.desk import Desk
+from lqs.scheduling.outlook import make_outlook
+from lqs.settings import load
+
+S = NS_PER_S
+
+
+@dataclass
+class Slot:
+    """A device slot whose health the test sets."""
+
+    is_well: bool = True
+    device: str = "cpu:0"
+    worker: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(death=""))
+
+    def is_healthy(self, now_ns: int, stall_s: float) -> bool:
+        return self.is_well
+
+
+def test_a_device_slot_that_stops_working_is_told_once_and_so_is_its_return() -> None:
+    text, slot = io.StringIO(), Slot()
+    health = Health(30.0, Log(LogConfig(), text))
+    for is_well, death in ((True, ""), (False, "GGML_ASSERT"), (False, "GGML_ASSERT"), (True, ""), (False, "")):
+        slot.is_well, slot.worker.death = is_well, death
+        health.look([slot], 1)  # type: ignore[list-item]
+    lines = text.getvalue().splitlines()
+    assert len(lines) == 3
+    assert "GGML_ASSERT" in lines[0]
+    assert "works again" in lines[1]
+    assert "does not end" in lines[2]
+
+
+def test_a_reading_is_what_the_core_has_counted() -> None:
+    config = load(None, None, {"queue.caps": [10, 10, 5, 10, 10], "queue.total": 20, "engine.parallel": 1})
+    core = make_scheduler(config, [1.0])
+    core.add_device_slot(kv_tokens=100, num_sequences=1)
+    for level, arrival_ns in ((2, 1 * S), (2, 2 * S), (3, 3 * S), (2, 4 * S)):
+        core.try_enter(level)
+        core.submit(Work(), "sink", level=level, arrival_ns=arrival_ns)
+    core.round(5 * S)
+    reading = reading_of(core.snapshot(), config, 7, 6 * S)
+    assert (reading.depth, reading.num_started, reading.num_too_many) == (3, 1, 7)
+    assert reading.fill == pytest.approx(2 / 5)
+    assert reading.oldest_wait_s == pytest.approx(4)
+    assert reading.wait_ns_sum == 4 * S
+
+
+def test_the_guard_raises_what_it_sees() -> None:
+    config = load(None, None, {"queue.caps": [2]})
+    core = make_scheduler(config, [1.0])
+    counts, text = Counts(5, 2), io.StringIO()
+    alerts = Alerts(config.alerts, Log(LogConfig(), text), {})
+    desk = Desk(core, counts, door=make_door(config), outlook=make_outlook(config, core))
+    core.add_device_slot(kv_tokens=100, num_sequences=1)
+    for _ in range(3):
+        core.try_enter(2)
+        core.submit(Work(), "sink", level=2)
+    core.round(1)
+    Guard(config, alerts, desk, counts).look(2)
+    assert "alert raised rule=fill level=break value=1" in text.getvalue()
