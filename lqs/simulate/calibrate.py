@@ -26,7 +26,7 @@ from lqs.config import Config
 from lqs.engine import library
 from lqs.engine.plan import Plan
 from lqs.engine.served import Served
-    from lqs.engine.slots import Models
+from lqs.engine.slots import Models
 from lqs.errors import DeviceError
 from lqs.request import Outcome, Sampling
 from lqs.simulate.cost import Calibration, SlotShape, StepCost, fit
