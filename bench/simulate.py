@@ -34,7 +34,7 @@ def measure(*, is_quick: bool) -> list[Row]:
     cpu_began_s = time.process_time()
     played = play(trace, Policy.named("lqs", config), devices)
     cpu_s, played_s = time.process_time() - cpu_began_s, time.perf_counter()
-    groups_of(played, config.queue.levels, Slo(2.0, 0.5))
+    groups_of(played, config.queue, Slo(2.0, 0.5))
     summed_s = time.perf_counter()
     what = f"{num:,} requests on 8 device slots at {LOAD:g} of the capacity"
     return [

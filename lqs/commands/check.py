@@ -104,6 +104,11 @@ def _proposals(
         f"+ {cost.prefill_ns / 1e6:.3f} ms a prompt token + {cost.context_ns:.1f} ns per token of context; "
         f"chunks of {calibration.shape.budget}; off by {calibration.error_p50:.0%}, at most {calibration.error_max:.0%}"
     )
+    if calibration.swap_tokens:
+        yield (
+            f"swap       {calibration.swap_tokens} KV tokens: {calibration.swap_ms:.2f} ms to host memory and back, "
+            f"{calibration.recompute_ms:.2f} ms to compute again"
+        )
     yield from proposal_lines(calibration, config, lengths, num_keys)
 
 

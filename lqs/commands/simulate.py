@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lqs.commands.flags import add_config_flag, load_config
-from lqs.config import Config
+from lqs.config import Config, QueueConfig
 from lqs.errors import ConfigError
 from lqs.simulate.cost import EXAMPLE, Calibration, load_calibration
 from lqs.simulate.generate import generate, spread
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     panels = []
     for label, scaled in _loads(args, trace, devices):
         played = [_play(scaled, Policy.named(name, config), devices) for name in args.policy or POLICIES]
-        found += _show(label, played, config.queue.levels, slo)
+        found += _show(label, played, config.queue, slo)
         panels.append([Panel(f"{one.policy}, {label}", one) for one in played])
     if args.json:
         _write(args.json, json.dumps(found, indent=1) + "\n")
@@ -111,6 +111,7 @@ def _trace(args: argparse.Namespace, config: Config) -> Trace:
         trace = read_trace(args.trace, levels, default_level=default_level, num_max=args.requests)
     else:
         trace = generate(args.generate or _EXAMPLE_RECIPE, seed=args.seed, default_level=default_level)
+        trace = trace.first(args.requests or len(trace))
         if args.generate is None and classes is None and config.queue.levels == Config().queue.levels:
             classes, num_keys = _EXAMPLE_CLASSES, num_keys or _EXAMPLE_KEYS
     spread(trace, _shares(classes, levels), num_keys, seed=args.seed)
@@ -175,9 +176,9 @@ def _play(trace: Trace, policy: Policy, devices: Devices) -> Played:
     return play(trace, policy, devices, look=look)
 
 
-def _show(label: str, played: Sequence[Played], levels: Sequence[str], slo: Slo) -> list[dict[str, Any]]:
+def _show(label: str, played: Sequence[Played], queue: QueueConfig, slo: Slo) -> list[dict[str, Any]]:
     """Print one load's table and drawing; its rows."""
-    groups = [group for one in played for group in groups_of(one, levels, slo)]
+    groups = [group for one in played for group in groups_of(one, queue, slo)]
     busy = ", ".join(f"{one.policy} {one.busy:.0%}" for one in played)
     good = f"first token in {slo.first_token_s:g} s and {slo.per_token_s:g} s a token"
     print(f"\n{label}; times in s; good: {good}; busy: {busy}")

@@ -38,7 +38,7 @@ _SHORT_PROMPT, _ANSWER = 24, 16
 _SEQUENCES_OF_LONG = (1, 4)
 # What the prompts of one experiment with long contexts may take.
 _LONG_S = 3.0
-# The least time of so many runs counts: what else the machine does can only add to it.
+# The middle one of so many runs counts.
 _NUM_RUNS = 3
 # Nanoseconds that stand for one occurrence of a term: large beside the least step of 1 ns.
 _UNIT_NS = 1_000_000.0
@@ -112,6 +112,7 @@ class _Bench:
         self._num_slots = len(plan.devices)
         worker = next(models.slots).worker
         self._sizes_ms = worker.calibration
+        self._swapping = worker.swapping
         self._shape = SlotShape(
             num_sequences=config.engine.parallel,
             kv_tokens=plan.kv_tokens,
@@ -133,7 +134,7 @@ class _Bench:
             )
             rows += occurrences(experiment, self._shape)
             runs = [self._run(experiment) for _ in range(_NUM_RUNS)]
-            values += [min(times) for times in zip(*runs, strict=True)]
+            values += [statistics.median(times) for times in zip(*runs, strict=True)]
         terms = fit(rows, values)
         errors = [
             abs(sum(term * cell for term, cell in zip(terms, row, strict=True)) / value - 1)
@@ -148,6 +149,9 @@ class _Bench:
             shape=bounded(self._shape, self._sizes_ms, target_ms),
             error_p50=statistics.median(errors),
             error_max=max(errors),
+            swap_tokens=int(self._swapping.get("tokens", 0)),
+            swap_ms=self._swapping.get("swap_ms", 0.0),
+            recompute_ms=self._swapping.get("compute_ms", 0.0),
         )
 
     def _experiments(self) -> Iterator[Experiment]:

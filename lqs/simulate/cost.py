@@ -52,7 +52,8 @@ class SlotShape(Struct, frozen=True, forbid_unknown_fields=True):
 class Calibration(Struct, frozen=True, forbid_unknown_fields=True):
     """What `lqs check --calibrate` writes and `lqs simulate --cost` reads.
 
-    `error_p50` and `error_max` say how far the model is off the runs that it was fitted to, as shares.
+    `error_p50` and `error_max` say how far the model is off the runs that it was fitted to, as shares. `swap_ms` is
+    what `swap_tokens` cells take to host memory and back, `recompute_ms` what computing them again takes; 0: unknown.
     """
 
     model: str
@@ -63,6 +64,9 @@ class Calibration(Struct, frozen=True, forbid_unknown_fields=True):
     shape: SlotShape
     error_p50: float = 0.0
     error_max: float = 0.0
+    swap_tokens: Annotated[int, Meta(ge=0)] = 0
+    swap_ms: Annotated[float, Meta(ge=0)] = 0.0
+    recompute_ms: Annotated[float, Meta(ge=0)] = 0.0
     version: int = VERSION
 
 

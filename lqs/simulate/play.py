@@ -72,10 +72,17 @@ class Played:
         return max(self.ended_ns, default=0) / NS_PER_S
 
 
-def play(trace: Trace, policy: Policy, devices: Devices, *, look: Callable[[int, int], None] | None = None) -> Played:
+def play(
+    trace: Trace,
+    policy: Policy,
+    devices: Devices,
+    *,
+    look: Callable[[int, int], None] | None = None,
+    look_every: int = _ARRIVALS_PER_LOOK,
+) -> Played:
     """Play all of a trace; the same trace gives the same times.
 
-    `look` is told how many requests have arrived, and of how many, now and then.
+    `look` is told how many requests have arrived, and of how many, after each `look_every`.
     """
     n = len(trace)
     scheduler = policy.make_scheduler(len(trace.keys))
@@ -111,8 +118,8 @@ def play(trace: Trace, policy: Policy, devices: Devices, *, look: Callable[[int,
         high_load_at=policy.queue.high_load_at,
     )
     num_arrived = 0
-    while simulation.play(_ARRIVALS_PER_LOOK):
-        num_arrived = min(num_arrived + _ARRIVALS_PER_LOOK, n)
+    while simulation.play(look_every):
+        num_arrived = min(num_arrived + look_every, n)
         if look is not None:
             look(num_arrived, n)
     busy_ns = sum(figures[1] for figures in simulation.slot_figures)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lqs._core import Ending
+from lqs.config import QueueConfig
 from lqs.request import NS_PER_S
 from lqs.simulate.play import Played
 
@@ -72,19 +73,25 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[max(math.ceil(share * len(ordered)), 1) - 1]
 
 
-def groups_of(played: Played, levels: Sequence[str], slo: Slo) -> list[Group]:
-    """All requests together, those of each class, and those of the busiest keys where there are several."""
-    trace = played.trace
+def groups_of(played: Played, queue: QueueConfig, slo: Slo) -> list[Group]:
+    """All requests together; those of each class, of each lane and of the busiest keys, where there are several.
+
+    A lane is told by the border where it begins, whatever the policy made of it.
+    """
+    trace, levels = played.trace, queue.levels
     whole = Group(played.policy, "all")
     by_level = {level: Group(played.policy, levels[level]) for level in sorted(set(trace.level))}
     busiest = Counter(trace.key).most_common(KEYS_SHOWN) if len(trace.keys) > 1 else []
     by_key = {key: Group(played.policy, f"key {trace.keys[key] or '-'}") for key, _ in sorted(busiest)}
+    by_lane = [Group(played.policy, name) for name in ("short", "long")]
     for number in range(len(trace)):
-        homes = [whole, by_level[trace.level[number]]]
+        num_tokens = trace.prompt_tokens[number] + trace.max_tokens[number]
+        homes = [whole, by_level[trace.level[number]], by_lane[num_tokens > queue.short_tokens_max]]
         if trace.key[number] in by_key:
             homes.append(by_key[trace.key[number]])
         _add(played, number, homes, slo)
-    groups = [whole, *by_level.values(), *by_key.values()]
+    lanes = by_lane if all(lane.num for lane in by_lane) else []
+    groups = [whole, *by_level.values(), *lanes, *by_key.values()]
     for group in groups:
         group.span_s = played.span_s
         group.first_token_s = array("d", sorted(group.first_token_s))

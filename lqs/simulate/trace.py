@@ -103,16 +103,22 @@ class Trace:
 
     def sampled(self, num_max: int) -> Trace:
         """Every so many-th request of the trace, at most that many, all there at once."""
-        step = -(-len(self) // num_max)
-        num = len(self.arrival_ns[::step])
+        part = self._part(slice(None, None, -(-len(self) // num_max)))
+        return replace(part, arrival_ns=array("q", bytes(8 * len(part))))
+
+    def first(self, num_max: int) -> Trace:
+        """The requests that come first, at most that many."""
+        return self._part(slice(num_max))
+
+    def _part(self, part: slice) -> Trace:
         return replace(
             self,
-            arrival_ns=array("q", bytes(8 * num)),
-            prompt_tokens=self.prompt_tokens[::step],
-            completion_tokens=self.completion_tokens[::step],
-            max_tokens=self.max_tokens[::step],
-            level=self.level[::step],
-            key=self.key[::step],
+            arrival_ns=self.arrival_ns[part],
+            prompt_tokens=self.prompt_tokens[part],
+            completion_tokens=self.completion_tokens[part],
+            max_tokens=self.max_tokens[part],
+            level=self.level[part],
+            key=self.key[part],
         )
 
 

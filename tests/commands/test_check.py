@@ -122,6 +122,7 @@ def test_what_is_calibrated_is_kept_and_limits_are_proposed_from_it(
     again = capsys.readouterr().out
     for words in (
         "a drawn token",
+        "KV tokens: ",
         "requests/s of 40 + 10 tokens, 4 at once",
         "proposals  queue.total",
         "per key, 1 at",

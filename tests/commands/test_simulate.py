@@ -55,9 +55,9 @@ def test_rows_and_a_picture_are_written(trace: str, tmp_path: Path, capsys: pyte
 
 
 def test_a_trace_is_made_where_none_is_given(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "--policy", "lqs", "--load", "1", "--seed", "3", "--keys", "2"]) == 0
+    assert main(["simulate", "--policy", "lqs", "--load", "1", "--seed", "3", "--keys", "2", "--requests", "300"]) == 0
     first = capsys.readouterr().out
-    assert main(["simulate", "--policy", "lqs", "--load", "1", "--seed", "3", "--keys", "2"]) == 0
+    assert main(["simulate", "--policy", "lqs", "--load", "1", "--seed", "3", "--keys", "2", "--requests", "300"]) == 0
     assert capsys.readouterr().out == first
     assert "key key-1" in first
     assert "background" in first
@@ -95,7 +95,10 @@ def test_the_bounds_are_those_of_the_config(trace: str, tmp_path: Path, capsys: 
         (["--requests", "1"], "--requests: 1 is out of bounds; at least 2"),
         (["--cost", "nowhere.json"], "nowhere.json: cannot be read"),
         (["--generate", "poisson requests=9 prompt=99999"], "no request of the trace fits"),
-        (["--json", "nowhere/rows.json", "--policy", "fifo"], "nowhere/rows.json: cannot be written"),
+        (
+            ["--json", "nowhere/rows.json", "--policy", "fifo", "--requests", "50"],
+            "nowhere/rows.json: cannot be written",
+        ),
     ],
 )
 def test_wrong_use_is_named_and_ends_with_2(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
