@@ -129,6 +129,7 @@ def test_who_is_refused_and_comes_when_told_gets_in(server: Server) -> None:
 DEGRADE = """
 [engine]
 parallel = 1
+urgent_sequences = 0
 ctx = 100000
 prefix_cache = false
 [model]
