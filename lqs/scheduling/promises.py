@@ -39,7 +39,7 @@ HELD_SHARE_MAX = 0.5
 # Returns are learnt over about so many promises, and never taken to be rarer than this.
 _MEMORY, _RETURN_MIN = 64, 0.125
 # Places come free by chance: the k-th may be late by so many times the root of k.
-_SLACK = 0.7
+_SLACK = 0.5
 # What is told beyond the longest time is spread over its last part.
 _SPREAD_FROM = 0.75
 

@@ -28,7 +28,7 @@ async def test_a_waiting_request_shows_its_place_and_time():
 @driven
 async def test_a_try_that_is_counted_claims_what_the_first_was_promised():
     """B40: its place is held against the newcomers that come at the same time."""
-    house = House(slots=1, queue={"caps": [2], "total": 2})
+    house = House(slots=1, queue={"caps": [2], "total": 2, "high_load_at": 1.0, "break_at": 0.0})
     runs = house.call("POST", CHAT, HI)
     (running,) = await house.starts()
     waiting = [house.call("POST", CHAT, HI) for _ in range(2)]

@@ -18,6 +18,7 @@ from tests.server.process import Server, until
 CONFIG = """
 [engine]
 parallel = 1
+urgent_sequences = 0
 ctx = 100000
 prefix_cache = false
 [queue]
@@ -55,6 +56,15 @@ def runs(server: Server) -> Call:
     for _ in zip(range(50), call.lines(), strict=False):
         pass
     return call
+
+
+def fill(server: Server, max_tokens: int) -> list[Call]:
+    """One runs, and four take all places."""
+    running = server.complete(max_tokens)
+    server.wait_running()
+    calls = [running, *(server.complete(max_tokens) for _ in range(4))]
+    server.wait_waiting(4)
+    return calls
 
 
 def test_a_waiting_stream_hears_its_place_and_the_time_it_has_left(server: Server) -> None:
@@ -97,8 +107,7 @@ def test_others_with_the_key_are_told_the_same(server: Server) -> None:
 def test_a_full_queue_is_an_alert_until_it_has_been_empty_for_a_while(server: Server) -> None:
     """80 % warns, 100 % breaks; told once, in the metrics, the log and /admin/alerts."""
     assert not is_raised(server, "fill", "break")()
-    calls = [server.complete(LONG) for _ in range(5)]
-    server.wait_waiting(4)
+    calls = fill(server, LONG)
     until(is_raised(server, "fill", "break"), 10)
     assert is_raised(server, "fill", "warn")()
     assert server.metrics()['lqs_alert{level="break",rule="fill"}'] == 1
@@ -115,8 +124,7 @@ def test_a_full_queue_is_an_alert_until_it_has_been_empty_for_a_while(server: Se
 
 def test_who_is_refused_and_comes_when_told_gets_in(server: Server) -> None:
     """B40: the official client, with its own two retries."""
-    calls = [server.complete(SHORT // 2) for _ in range(5)]
-    server.wait_waiting(4)
+    calls = fill(server, SHORT // 2)
     with openai.OpenAI(base_url=f"http://{HOST}:{server.port}/v1", api_key="none") as client:
         answer = client.completions.with_raw_response.create(model="", prompt="x", max_tokens=2)
     assert 1 <= answer.retries_taken <= 2
@@ -129,6 +137,7 @@ def test_who_is_refused_and_comes_when_told_gets_in(server: Server) -> None:
 DEGRADE = """
 [engine]
 parallel = 1
+urgent_sequences = 0
 ctx = 100000
 prefix_cache = false
 [model]
