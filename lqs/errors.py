@@ -227,9 +227,9 @@ class DeviceError(StartError):
     """A device slot cannot be opened; the message names it and the reason."""
 
 
-def is_too_many(reason: str) -> bool:
-    """Whether a refusal for this reason is a 429: there is more than the server can do."""
-    return _STATUS_OF_REASON.get(reason) == 429
+def is_overload(reason: str) -> bool:
+    """Whether a refusal for this reason says that there is more than the server can do; a key's limit does not."""
+    return _STATUS_OF_REASON.get(reason) == 429 and reason != "rate_limit_exceeded"
 
 
 def clamp_retry_after(seconds: float) -> float:

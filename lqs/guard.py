@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lqs.config import Config
-from lqs.observe.alerts import Alerts, Reading
+from lqs.observe.alerts import Alerts, Level, Reading
 from lqs.observe.counts import Counts
 from lqs.observe.log import Log
 from lqs.request import NS_PER_S
@@ -14,6 +14,10 @@ from lqs.scheduling.desk import Desk
 
 if TYPE_CHECKING:
     from lqs.engine.slot import Slot
+
+
+# Classes whose entry is closed when an alert says break, the lowest first.
+_NUM_TRIPPED = 1
 
 
 class Health:
@@ -53,6 +57,18 @@ class Guard:
         """Read once; `now_ns` is monotonic."""
         core = self._desk.scheduler.snapshot()
         self._alerts.look(reading_of(core, self._config, self._counts.num_too_many, now_ns), now_ns)
+
+
+def make_actions(
+    config: Config, *, tighten: Callable[[bool], None], degrade: Callable[[bool], None], desk: Desk
+) -> dict[Level, Callable[[bool], None]]:
+    """What each level does. A breaker that is tripped recovers by its own rules; without breakers none is."""
+
+    def trip(is_on: bool) -> None:
+        if is_on and config.queue.break_at > 0:
+            desk.entrance.trip(_NUM_TRIPPED)
+
+    return {Level.TIGHTEN: tighten, Level.DEGRADE: degrade, Level.BREAK: trip}
 
 
 def reading_of(core: Mapping[str, Any], config: Config, num_too_many: int, now_ns: int) -> Reading:

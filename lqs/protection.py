@@ -59,8 +59,13 @@ class AlertsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         0.0,
         0.0,
     )
-    refusals_per_s: Annotated[_Steps, key("Refusals with 429 within the window.", "1/s")] = (1.0, 10.0, 0.0, 0.0)
-    refusals_jump: Annotated[_Steps, key("Refusals with 429, as a multiple of the window before.")] = (
+    refusals_per_s: Annotated[_Steps, key("Refusals with 429, but for limits, within the window.", "1/s")] = (
+        1.0,
+        10.0,
+        0.0,
+        0.0,
+    )
+    refusals_jump: Annotated[_Steps, key("The same, as a multiple of the window before.")] = (
         5.0,
         0.0,
         0.0,

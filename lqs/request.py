@@ -151,6 +151,7 @@ class Request:
     level: int = 0
     lane: Lane = Lane.SHORT
     is_clamped: bool = False  # It stands in another class than it wished.
+    asked_level: int | None = None  # The class that it would stand in, were the load not high; None: `level`.
     degraded_from: str | None = None  # The model that was asked for, if `model` answers in its place.
     prompt: array[int] = field(default_factory=lambda: array("i"))
     max_tokens_granted: int = 0  # What the context leaves of max_tokens.
@@ -171,6 +172,11 @@ class Request:
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompt as the model will see them."""
         return len(self.prompt)
+
+    @property
+    def class_asked(self) -> int:
+        """The class that places are promised in: the load moves `level`, and may be another at the next try."""
+        return self.level if self.asked_level is None else self.asked_level
 
     @property
     def footprint_tokens(self) -> int:

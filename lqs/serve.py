@@ -28,9 +28,9 @@ from lqs.engine.fallback import find_models
 from lqs.engine.slots import Models
 from lqs.engine.store import Store, store_folder
 from lqs.errors import DeviceError, StartError
-from lqs.guard import Guard, Health
+from lqs.guard import Guard, Health, make_actions
 from lqs.listen import HttpServer, bind, make_http, url_of
-from lqs.observe.alerts import Alerts, Level, Switch
+from lqs.observe.alerts import Alerts, Switch
 from lqs.observe.door import door_log
 from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
@@ -271,7 +271,8 @@ def build(
     desk = Desk(scheduler, metrics, door=make_door(config), outlook=outlook, body=body, on_door=on_door)
     prompts = Prompts(config.prompts)
     gate = Gate(config, desk=desk, models=models, prompts=prompts, limits=limits)
-    alerts = Alerts(config.alerts, log, {Level.TIGHTEN: tighten, Level.DEGRADE: gate.degrader.force})
+    actions = make_actions(config, tighten=tighten, degrade=gate.degrader.force, desk=desk)
+    alerts = Alerts(config.alerts, log, actions)
     services = Services(
         config=config, gate=gate, desk=desk, keys=keys, models=models, metrics=metrics, alerts=alerts, log=log
     )

@@ -10,8 +10,8 @@ import pytest
 
 from lqs._core import Work
 from lqs.config import LogConfig
-from lqs.guard import Guard, Health, reading_of
-from lqs.observe.alerts import Alerts
+from lqs.guard import Guard, Health, make_actions, reading_of
+from lqs.observe.alerts import Alerts, Level, Switch
 from lqs.observe.counts import Counts
 from lqs.observe.log import Log
 from lqs.request import NS_PER_S
@@ -61,6 +61,24 @@ def test_a_reading_is_what_the_core_has_counted() -> None:
     assert reading.fill == pytest.approx(2 / 5)
     assert reading.oldest_wait_s == pytest.approx(4)
     assert reading.wait_ns_sum == 4 * S
+
+
+def test_each_level_acts_and_a_breaker_is_tripped_only_where_there_are_breakers() -> None:
+    config = load(None, None, {})
+    core = make_scheduler(config, [1.0])
+    for flags, is_open in (({}, True), ({"queue.break_at": 0.0}, False)):
+        config = load(None, None, flags)
+        desk = Desk(core, Counts(5, 2), door=make_door(config), outlook=make_outlook(config, core))
+        tighten, degrade = Switch(), Switch()
+        actions = make_actions(config, tighten=tighten, degrade=degrade, desk=desk)
+        for level in (Level.TIGHTEN, Level.DEGRADE, Level.BREAK):
+            actions[level](True)
+        assert (tighten.is_on, degrade.is_on) == (True, True)
+        breakers = [level["breaker"] for level in desk.entrance.figures()["levels"]]
+        assert breakers == [0, 0, 0, 0, 2 if is_open else 0]
+        for level in (Level.TIGHTEN, Level.DEGRADE, Level.BREAK):
+            actions[level](False)
+        assert (tighten.is_on, degrade.is_on) == (False, False)
 
 
 def test_the_guard_raises_what_it_sees() -> None:

@@ -40,6 +40,7 @@ class Classes:
         level = min(max(wish, best), self._lowest)
         if level > best and self._is_urgent(request, service_s):
             level -= 1
+        request.asked_level = level
         if level > 0 and load > self._queue.high_load_at:
             level = min(level + 1, self._lowest)
         request.level = level

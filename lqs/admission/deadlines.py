@@ -28,15 +28,24 @@ def set_latest_start(request: Request, queue: QueueConfig, pace: Pace, num_expec
 
     `num_expected` is how many tokens its answer is taken to have.
     """
-    latest_ns = request.expire_ns
+    answer_ns = pace.service_ns(request.num_prompt_tokens, num_expected)
+    latest_ns = [request.expire_ns]
     if request.deadline_ns:
-        latest_ns = request.deadline_ns - pace.service_ns(request.num_prompt_tokens, num_expected)
+        latest_ns.append(_latest_start(request, request.deadline_ns, answer_ns))
     if request.read_timeout_s is not None:
         read_ns = request.arrival_ns + int(request.read_timeout_s * NS_PER_S)
         if not request.is_stream:
-            latest_ns = min(latest_ns, read_ns - pace.service_ns(request.num_prompt_tokens, num_expected))
+            latest_ns.append(_latest_start(request, read_ns, answer_ns))
         elif request.read_timeout_s <= queue.hold_s:
             # Later than that a stream has been opened and its comments are read.
-            latest_ns = min(latest_ns, read_ns - pace.service_ns(request.num_prompt_tokens, 0))
-    # 0 would be never.
-    request.expire_ns = max(min(request.expire_ns, latest_ns), 1)
+            latest_ns.append(_latest_start(request, read_ns, pace.service_ns(request.num_prompt_tokens, 0)))
+    request.expire_ns = min(latest_ns)
+
+
+def _latest_start(request: Request, end_ns: int, service_ns: int) -> int:
+    """When it has to start to be through by then.
+
+    One that could not have been even at its arrival is not given up for that: it wants what there is by then.
+    """
+    latest_ns = end_ns - service_ns
+    return latest_ns if latest_ns >= request.arrival_ns else end_ns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from lqs._core import LimitKind, Limits
 from lqs.config import Config, QueueConfig
@@ -21,7 +21,9 @@ _US_PER_S = 1_000_000
 _ENTRY_PERIOD_S = 1_000
 
 
-class Plan(NamedTuple):
+# Not a NamedTuple: reading its fields takes twice as long, and each admission reads them.
+@dataclass(frozen=True, slots=True)
+class Plan:
     """The limiters that one kind of request comes under, by their numbers in the core."""
 
     at_arrival: tuple[int, ...]  # Of requests and of parallel ones; then those asked only whether they are used up.

@@ -64,6 +64,7 @@ class Limiters:
         rng: random.Random | None = None,
     ) -> None:
         self._table = LimitTable(config, clock)
+        self._core = self._table.core
         self._clock = clock
         self._is_load_high = is_load_high
         self._rng = rng or random.Random()
@@ -89,14 +90,14 @@ class Limiters:
         charge = request.charge = Charge(plan)
         now_ns = self._clock()
         costs = (1, 1, num_tokens_min, 1)
-        verdict = table.core.reserve(charge, limiters, costs, now_ns, num_charged)
+        verdict = self._core.reserve(charge, limiters, costs, now_ns, num_charged)
         if verdict == _PASSED and charge.turn_ns - now_ns <= patience_ns:
             return
         if verdict == LimitSays.REFUSED and charge.binding in plan.by_work:
             # That much it takes at least; what it is told is when it will pass with what it is likely to take.
             num_tokens = max(self._num_tokens_likely(request, plan.tokens_max), num_tokens_min)
             likely = (1, 1, num_tokens, self._compute_us_max(request, num_tokens))
-            table.core.reserve(charge, limiters, likely, now_ns, 0)
+            self._core.reserve(charge, limiters, likely, now_ns, 0)
         self._refuse(request, charge, verdict, num_tokens_min, now_ns, patience_ns)
 
     def charge_work(self, request: Request, *, patience_ns: int) -> None:
@@ -114,7 +115,7 @@ class Limiters:
         now_ns = self._clock()
         num_tokens = request.footprint_tokens
         compute_us = self._compute_us_max(request, num_tokens) if plan.counts_compute else 0
-        verdict = self._table.core.reserve(charge, plan.by_work, (0, 0, num_tokens, compute_us), now_ns)
+        verdict = self._core.reserve(charge, plan.by_work, (0, 0, num_tokens, compute_us), now_ns)
         if verdict != _PASSED or charge.turn_ns - now_ns > patience_ns:
             self._refuse(request, charge, verdict, num_tokens, now_ns, patience_ns)
 
@@ -127,7 +128,7 @@ class Limiters:
         """Give everything back: nothing was computed. May be repeated."""
         charge, request.charge = request.charge, None
         if charge is not None:
-            self._table.core.settle(charge, _NOTHING, self._clock())
+            self._core.settle(charge, _NOTHING, self._clock())
 
     def over(self, request: Request, outcome: Outcome | None) -> None:
         """Settle a request by how it ended; None: it never ran."""
@@ -139,14 +140,14 @@ class Limiters:
         compute_us = max(outcome.finished_ns - outcome.assigned_ns, 0) // _NS_PER_US if outcome.assigned_ns else 0
         self._learn(request, outcome, compute_us)
         if charge is not None:
-            self._table.core.settle(charge, (1, 0, num_tokens, compute_us), self._clock())
+            self._core.settle(charge, (1, 0, num_tokens, compute_us), self._clock())
 
     def headers(self, request: Request) -> dict[str, str]:
         """How the limits stand that bind this client most: those with the least share left."""
         found = {}
         for unit, numbers in self._table.plan(request).shown:
             now_ns = self._clock()
-            states = [self._table.core.state(number, now_ns) for number in numbers]
+            states = [self._core.state(number, now_ns) for number in numbers]
             capacity, remaining, reset_ns = min(states, key=lambda state: state[1] / state[0])
             found[f"x-ratelimit-limit-{unit}"] = str(capacity)
             found[f"x-ratelimit-remaining-{unit}"] = str(remaining)

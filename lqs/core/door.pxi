@@ -19,8 +19,9 @@
 # after which it waits no more. Guests stand in one FIFO per class; nobody passes those of its
 # class, and the best class gets the next place. Some have asked for an eviction besides; these
 # stand in a second FIFO, in the order in which the scheduler answers, and no more of a class
-# than it has places left. Who waits for a place asks later, when one below it has come to the
-# scheduler: what is still having its prompt made cannot be made to leave.
+# than it has places left. Who is still having its prompt made cannot be made to leave yet: a
+# guest asks when one below it has come to the scheduler, and if its class may not wait for a
+# place it stands here only while there is somebody to ask for.
 #
 # The breaker of a class:
 #
@@ -65,6 +66,7 @@ cdef struct Guest:
     uint32_t before, behind     # in its class; behind also links the free ones
     uint32_t next_ask           # of those that asked
     uint32_t level
+    bint has_patience           # its class may wait for a place
     bint is_here                # false: free, or gone
     bint asks                   # the answer is still to come; also of one that is gone
 
@@ -205,8 +207,9 @@ cdef uint32_t guest_new(DoorState* d, Verdict* verdict, int64_t now_ns,
     guest.level = verdict.level
     guest.is_here = True
     guest.asks = False
+    guest.has_patience = own.place_wait_ns != 0
     guest.until_ns = expire_ns if expire_ns else INT64_MAX
-    if own.place_wait_ns:
+    if guest.has_patience:
         guest.until_ns = min(guest.until_ns, now_ns + own.place_wait_ns)
     d.due_ns = min(d.due_ns, guest.until_ns)
     guests_append(d, &own.waits, index)
@@ -400,9 +403,9 @@ cdef uint32_t class_below(DoorState* d, uint32_t level, int64_t now_ns) noexcept
     return NOWHERE
 
 
-# Whether one more of this class may ask for somebody to leave, as far as is known here: only
-# the scheduler knows who of them still waits.
-cdef bint may_ask(const DoorState* d, uint32_t level) noexcept nogil:
+# Whether somebody could be made to leave for one more of this class: at once, or when its
+# prompt is made. As far as is known here: only the scheduler knows who of them still waits.
+cdef bint could_evict(const DoorState* d, uint32_t level, bint at_once) noexcept nogil:
     cdef const DoorLevel* own = &d.levels[level]
     cdef int64_t num_lower = 0
     cdef uint32_t lower
@@ -410,7 +413,7 @@ cdef bint may_ask(const DoorState* d, uint32_t level) noexcept nogil:
             or d.num_pending < d.total or d.num_asks >= EVICTIONS_MAX):
         return False
     for lower in range(level + 1, d.num_levels):
-        num_lower += d.levels[lower].num_submitted
+        num_lower += d.levels[lower].num_submitted if at_once else d.levels[lower].num_pending
     # Those who asked before take theirs first.
     return num_lower > d.num_asks
 
@@ -450,8 +453,7 @@ cdef void door_enter(DoorState* d, uint32_t level, int64_t now_ns, int64_t expir
 cdef void door_stand(DoorState* d, int64_t now_ns, int64_t expire_ns,
                      Verdict* verdict) noexcept nogil:
     cdef DoorLevel* own = &d.levels[verdict.level]
-    cdef bint asks = may_ask(d, verdict.level)
-    if asks or own.place_wait_ns:
+    if own.place_wait_ns or could_evict(d, verdict.level, False):
         verdict.guest = guest_new(d, verdict, now_ns, expire_ns)
     if verdict.guest == NOWHERE:
         own.num_full += 1
@@ -459,7 +461,7 @@ cdef void door_stand(DoorState* d, int64_t now_ns, int64_t expire_ns,
         return
     verdict.at_ns = d.guests[verdict.guest].until_ns
     verdict.say = DOOR_WAIT
-    if asks:
+    if could_evict(d, verdict.level, True):
         guest_ask(d, verdict.guest)
         verdict.say = DOOR_EVICT
 
@@ -504,7 +506,7 @@ cdef void door_answer(DoorState* d, bint was_evicted, int64_t now_ns,
     if (was_evicted or own.waits.head == index) and door_has_room(d, d.guests[index].level):
         own.num_evictions += was_evicted
         guest_come_in(d, index, now_ns, verdict)
-    elif own.place_wait_ns:
+    elif d.guests[index].has_patience or could_evict(d, d.guests[index].level, False):
         verdict_of(d, index, verdict, DOOR_WAIT)
     else:
         verdict_of(d, index, verdict, DOOR_FULL)
@@ -553,10 +555,21 @@ cdef uint32_t guest_with_room(const DoorState* d) noexcept nogil:
 cdef uint32_t guest_to_ask(const DoorState* d) noexcept nogil:
     cdef uint32_t level, index
     for level in range(d.num_levels):
-        if d.levels[level].num_here > d.levels[level].num_asking and may_ask(d, level):
+        if d.levels[level].num_here > d.levels[level].num_asking and could_evict(d, level, True):
             index = d.levels[level].waits.head
             while d.guests[index].asks:
                 index = d.guests[index].behind
+            return index
+    return NOWHERE
+
+
+# A guest that may not wait for a place and has nobody left to ask for, or NOWHERE.
+cdef uint32_t guest_without_hope(const DoorState* d) noexcept nogil:
+    cdef uint32_t level, index
+    for level in range(d.num_levels):
+        index = d.levels[level].waits.head
+        if (index != NOWHERE and not d.guests[index].has_patience and not d.guests[index].asks
+                and not could_evict(d, level, False) and not door_has_room(d, level)):
             return index
     return NOWHERE
 
@@ -579,6 +592,11 @@ cdef bint door_next(DoorState* d, int64_t now_ns, Verdict* verdict) noexcept nog
     if index != NOWHERE:
         guest_ask(d, index)
         verdict_of(d, index, verdict, DOOR_EVICT)
+        return True
+    index = guest_without_hope(d)
+    if index != NOWHERE:
+        verdict_of(d, index, verdict, DOOR_FULL)
+        door_give_up(d, index)
         return True
     return False
 

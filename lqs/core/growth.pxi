@@ -20,7 +20,8 @@
 #              all behind it that ask.
 #     resume   the best of those that are out comes back when the peak with it fits, or when
 #              nothing else is left. Those that are short go first.
-#     start    nobody starts beside one of the same or a better class that is out or short.
+#     start    nobody starts beside one of the same or a better class that is out or short; of
+#              a better class than all of those at most PASSES_MAX do, then one of them is next.
 #
 # Three things follow. Whoever is out stands behind all that hold something, so no two can
 # put each other out in turns. The first of all is never short, since everything behind it
@@ -39,6 +40,9 @@
 
 cdef struct Books           # round.pxi
 
+cdef enum:
+    PASSES_MAX = 16             # as the head of the queue may be passed
+
 # One that holds cells, as the peak sees it.
 cdef struct Ahead:
     uint32_t left               # tokens to its expected end
@@ -52,6 +56,7 @@ cdef struct Growth:
     uint32_t num_running
     uint32_t num_ahead
     bint is_sorted
+    uint32_t num_passes         # starts since one that is out or short got on
     uint64_t num_out            # atomic
     uint64_t num_short          # atomic
     uint64_t num_starts         # atomic: first promises made
@@ -163,6 +168,7 @@ cdef void growth_add(Growth* growth, Attempt* attempt) noexcept nogil:
     attempt.place = growth.num_running
     growth.running[growth.num_running] = attempt
     growth.num_running += 1
+    growth.num_passes = growth.num_passes + 1 if growth.num_out + growth.num_short else 0
     growth.is_sorted = False
     bump(&growth.num_starts, 1)
 
@@ -172,6 +178,8 @@ cdef void growth_remove(Growth* growth, Attempt* attempt) noexcept nogil:
     growth.running[attempt.place] = growth.running[growth.num_running]
     growth.running[attempt.place].place = attempt.place
     growth.is_sorted = False
+    if attempt.out_tokens or attempt.is_short:
+        growth.num_passes = 0
     bump(&growth.num_out, -<int64_t> (attempt.out_tokens != 0))
     bump(&growth.num_short, -<int64_t> attempt.is_short)
 
@@ -202,11 +210,13 @@ cdef Attempt* last_in(Growth* growth) noexcept nogil:
     return found
 
 
-# Whether one of this or a better class is out or short.
+# Whether one of this or a better class is out or short, or one that was passed too often.
 cdef bint somebody_waits(Growth* growth, uint32_t level) noexcept nogil:
     cdef uint32_t i
     if growth.num_out + growth.num_short == 0:
         return False
+    if growth.num_passes >= PASSES_MAX:
+        return True
     for i in range(growth.num_running):
         if ((growth.running[i].out_tokens or growth.running[i].is_short)
                 and growth.running[i].level <= level):
@@ -246,13 +256,16 @@ cdef inline void set_short(Growth* growth, Attempt* attempt, bint is_short) noex
 # Promise it more, up to `tokens` in all; False: no room.
 cdef bint promise(SchedulerState* s, Attempt* attempt, uint32_t tokens) noexcept nogil:
     cdef Books* books = books_of(s)
+    cdef Growth* growth = &books.growths[attempt.slot]
     if ledger_grow(&books.ledger, attempt.slot, attempt.key,
                    tokens - attempt.reserved) != LEDGER_OK:
         return False
     attempt.reserved = tokens
     expect(&books.lengths, s.slots[attempt.slot], attempt)
-    set_short(&books.growths[attempt.slot], attempt, False)
-    books.growths[attempt.slot].is_sorted = False
+    if attempt.out_tokens or attempt.is_short:
+        growth.num_passes = 0
+    set_short(growth, attempt, False)
+    growth.is_sorted = False
     # Release: pairs with the acquire in granted_tokens; what others were ordered to give up.
     store_release32(&attempt.granted, tokens)
     s.slots[attempt.slot].has_news = True

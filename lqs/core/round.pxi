@@ -53,6 +53,7 @@ cdef struct Books:
     LevelBook levels[MAX_LEVELS]
     LaneBook lanes[MAX_LANES]
     QueueBook queues[MAX_LANES * MAX_LEVELS]
+    Drain drain                     # of all classes together
     Permit permits[MAX_LEVELS]
     Permit total
     uint64_t num_running            # atomic, one writer
@@ -545,16 +546,20 @@ cdef void publish(SchedulerState* s, int64_t now_ns) noexcept nogil:
     cdef uint32_t level, lane, oldest
     cdef uint32_t all_lanes = (1U << books.backlog.num_lanes) - 1
     cdef int64_t passed_ns = now_ns - books.last_round_ns
+    cdef uint64_t num_started = 0, num_waiting = 0
     cdef LevelBook* book
     for level in range(books.backlog.num_levels):
         book = &books.levels[level]
         note_drain(&book.drain, book.num_started, book.num_waiting, passed_ns)
+        num_started += book.num_started
+        num_waiting += book.num_waiting
         for lane in range(books.backlog.num_lanes):
             note_queue(&books.queues[lane * MAX_LEVELS + level], passed_ns)
         oldest = oldest_of(&books.backlog, level, all_lanes)
         store_relaxed(&books.levels[level].oldest_arrival_ns,
                       0 if oldest == NOWHERE else <uint64_t> s.table[oldest].arrival_ns)
     lanes_follow(&books.shares, &books.backlog, now_ns)
+    note_drain(&books.drain, num_started, num_waiting, passed_ns)
     books.last_round_ns = now_ns
     bump(&books.num_rounds, 1)
 

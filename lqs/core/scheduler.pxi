@@ -594,6 +594,11 @@ cdef class Scheduler:
         self.check_level(level)
         return load_relaxed(&books_of(self.state).levels[level].drain.per_gs) / 1e9
 
+    @property
+    def drain_rate_all(self):
+        """Starts per second of all classes together while anybody waited; 0.0: not known yet."""
+        return load_relaxed(&books_of(self.state).drain.per_gs) / 1e9
+
     def key_usage(self, uint32_t key):
         """What a key holds and has been given, in tokens."""
         if key >= books_of(self.state).backlog.num_keys:
@@ -636,6 +641,7 @@ cdef class Scheduler:
         cdef uint32_t i
         return [{**slot_figures(&books.ledger.slots[i]), **growth_figures(&books.growths[i]),
                  "model": self.state.slots[i].model,
+                 "num_extra": books.ledger.slots[i].num_extra,
                  "is_dead": bool(is_dead(self.state, i))} for i in range(self.state.num_slots)]
 
     def snapshot(self):

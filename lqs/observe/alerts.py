@@ -45,7 +45,7 @@ class Reading(NamedTuple):
     oldest_wait_s: float
     num_started: int
     wait_ns_sum: int  # Of those who started.
-    num_too_many: int  # Refusals with 429.
+    num_too_many: int  # Refusals with 429, but for those of a limit: they say nothing about the load.
 
 
 class Switch:

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from lqs.errors import is_too_many
+from lqs.errors import is_overload
 from lqs.observe.histogram import Histogram
 from lqs.request import FINISH_REASONS, NS_PER_S, FinishReason, Outcome, Request
 
@@ -126,7 +126,7 @@ class Counts:
     def count_refusal(self, reason: str) -> None:
         """A request was refused; `reason` is one of the codes that lqs itself gives."""
         self.refused_by_reason[reason] = self.refused_by_reason.get(reason, 0) + 1
-        self.num_too_many += is_too_many(reason)
+        self.num_too_many += is_overload(reason)
 
     def _phases(self, outcome: Outcome) -> None:
         """Prefill and decode times, of those that got so far."""

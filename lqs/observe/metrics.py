@@ -132,7 +132,11 @@ class Metrics(Counts):
         )
         yield GaugeMetricFamily("lqs_ready", "1 while requests are let in.", value=self._closed_reason() is None)
         yield _counters("lqs_refusals", "Requests refused.", "reason", self.refused_by_reason)
-        yield CounterMetricFamily("lqs_refusals_too_many", "Refusals with status 429.", value=self.num_too_many)
+        yield CounterMetricFamily(
+            "lqs_refusals_too_many",
+            "Refusals with 429 but for limits: more than the server can do.",
+            value=self.num_too_many,
+        )
         yield CounterMetricFamily("lqs_degraded", "Requests that the fallback model answered.", value=self.num_degraded)
 
     def _door_families(self, door: Mapping[str, Any]) -> Iterator[Metric]:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from typing import Any
 
-from lqs.request import Outcome, Request
-from lqs.scheduling.tempo import Pace, Rate, Run
+from lqs.request import NS_PER_S, Outcome, Request
+from lqs.scheduling.tempo import ARRIVALS_S, Pace, Rate, Run
 
 # What was worked out is good for so long, or until something starts or ends, but at least so long.
 _FRESH_NS, _STALE_NS = 100_000_000, 2_000_000
@@ -59,14 +59,24 @@ class Forecast:
     """The expected waits for one model.
 
     `slots` tells the core's figures of the device slots that serve it. The desk tells what happens to
-    requests that are in the core's hands, in its order.
+    requests that are in the core's hands, in its order. `is_guaranteed` says that KV is promised for the
+    longest answer and not for the expected one.
 
     Owner: the event loop.
     """
 
-    def __init__(self, *, num_levels: int, lane_weights: Sequence[float], aging_step_ns: int, slots: Slots) -> None:
+    def __init__(
+        self,
+        *,
+        num_levels: int,
+        lane_weights: Sequence[float],
+        aging_step_ns: int,
+        slots: Slots,
+        is_guaranteed: bool = True,
+    ) -> None:
         self._lane_weights = lane_weights
         self._aging_step_ns = aging_step_ns
+        self._is_guaranteed = is_guaranteed
         self._slots = slots
         # By the core's handle.
         self._running: dict[int, Run] = {}
@@ -101,7 +111,7 @@ class Forecast:
         assert request.handle is not None
         wait = self._leave(request.handle)
         started_ns = request.arrival_ns + queue_ns
-        self._running[request.handle] = Run(wait.lane, wait.num_prompt_tokens, wait.max_tokens, started_ns)
+        self._running[request.handle] = Run(wait.lane, wait.level, wait.num_prompt_tokens, wait.max_tokens, started_ns)
 
     def output(self, request: Request, num_tokens: int, now_ns: int) -> None:
         """It made tokens."""
@@ -146,10 +156,15 @@ class Forecast:
     def wait_ns(self, lane: int, level: int, num_ahead: int, now_ns: int, waited_ns: int = 0) -> int | None:
         """Time until one starts that has so many ahead of it in its lane; None: nothing is known yet.
 
-        Better classes still pass it, but not for longer than it takes to age beyond them.
+        Better classes still pass it, but not for longer than it takes to age beyond them. Nor is it
+        foreseen for longer than it was seen: the load that they come with moves who comes after them.
         """
+        if num_ahead == 0 and self._has_extra(level):
+            return 0
         better = sum(rate.per_ns(now_ns) for rate in self._waiting[lane].arrivals[:level])
-        horizon_ns = max(level * self._aging_step_ns - waited_ns, 0) if self._aging_step_ns else math.inf
+        horizon_ns = ARRIVALS_S * NS_PER_S
+        if self._aging_step_ns:
+            horizon_ns = min(horizon_ns, max(level * self._aging_step_ns - waited_ns, 0))
         wait_ns = self._start_after(self._among_lanes(lane, num_ahead), now_ns)
         for _ in range(_ROUNDS if better and wait_ns else 0):
             assert wait_ns is not None
@@ -231,9 +246,27 @@ class Forecast:
     def _num_free(self) -> int:
         """Sequences that are free and have the cells for one of those that wait."""
         num = max(sum(lane.num for lane in self._waiting), 1)
-        tokens_each = max(sum(lane.footprint_tokens for lane in self._waiting) // num, 1)
-        return sum(
-            min(slot["num_sequences"] - slot["num_running"], (slot["capacity"] - slot["reserved"]) // tokens_each)
-            for slot in self._slots()
-            if not slot["is_dead"]
-        )
+        num_tokens = sum(self._num_promised(lane, pace) for lane, pace in zip(self._waiting, self._paces, strict=True))
+        tokens_each = max(int(num_tokens / num), 1)
+        return sum(_num_more(slot, slot["num_sequences"], tokens_each) for slot in self._slots())
+
+    def _num_promised(self, lane: _Waiting, pace: Pace) -> float:
+        """KV tokens that those who wait in a lane will be promised."""
+        if self._is_guaranteed:
+            return lane.footprint_tokens
+        return lane.num_prompt_tokens + lane.max_tokens * pace.share_made
+
+    def _has_extra(self, level: int) -> bool:
+        """Whether one of the sequences is free that are kept for who is better than one that runs."""
+        if all(run.level <= level for run in self._running.values()):
+            return False
+        return any(_num_more(slot, slot["num_sequences"] + slot["num_extra"], 1) for slot in self._slots())
+
+
+def _num_more(slot: Mapping[str, Any], num_sequences: int, tokens_each: int) -> int:
+    """How many more requests of that size could start on a device slot that has so many sequences."""
+    if slot["is_dead"]:
+        return 0
+    num_running: int = slot["num_running"]
+    num_fitting: int = (slot["capacity"] - slot["reserved"]) // tokens_each
+    return max(min(num_sequences - num_running, num_fitting), 0)

@@ -75,9 +75,16 @@ class Outlook:
         return wait_ns / NS_PER_S
 
     def claim(self, request: Request) -> tuple[int, bool]:
-        """Places that the request may not have, because others come for them; and if it was promised one."""
-        now_ns, level = self._now_ns(), request.level
-        if self.promises.is_due(request, now_ns):
+        """Places that the request may not have, because others come for them; and if it was promised one.
+
+        Who was refused in a lower class because the load was high comes back in it: it has been
+        in the line behind those who wait there, and does not pass them.
+        """
+        now_ns, level = self._now_ns(), request.class_asked
+        promised_level = self.promises.level_due(request, now_ns)
+        if promised_level is not None:
+            request.is_clamped |= promised_level > request.level
+            request.level = max(request.level, promised_level)
             return 0, True
         return self.promises.num_held(level, now_ns, self._level_caps[level]), False
 
@@ -89,7 +96,7 @@ class Outlook:
 
     def left(self, request: Request) -> None:
         """It gave its place back before it was submitted."""
-        self.promises.freed(request.level, self._now_ns())
+        self.promises.freed(request, self._now_ns())
 
     def submitted(self, request: Request) -> int | None:
         """It has come to wait: for how long, from its arrival on, in nanoseconds; None: nothing is known yet."""
@@ -100,7 +107,7 @@ class Outlook:
 
     def started(self, request: Request, queue_ns: int) -> None:
         """It left the queue for a device slot."""
-        self.promises.freed(request.level, self._now_ns())
+        self.promises.freed(request, self._now_ns())
         self._forecasts[request.model_index].started(request, queue_ns)
 
     def output(self, request: Request, num_tokens: int) -> None:
@@ -113,7 +120,7 @@ class Outlook:
 
     def ended(self, request: Request) -> None:
         """It left the queue and never ran."""
-        self.promises.freed(request.level, self._now_ns())
+        self.promises.freed(request, self._now_ns())
         self._forecasts[request.model_index].ended(request)
 
     def _new_wait_ns(self, level: int, lane: Lane, model: int) -> int | None:
@@ -122,7 +129,7 @@ class Outlook:
 
     def _service_ns(self, request: Request, now_ns: int) -> float:
         """The time in which the request's class frees a place: as it was lately, else as is expected."""
-        rate = self._scheduler.drain_rate(request.level)
+        rate = self._scheduler.drain_rate_all * self.promises.share_freed(request.class_asked)
         if rate > 0:
             return NS_PER_S / rate
         # Its own lane is not known yet: its prompt was never made.
@@ -152,6 +159,7 @@ def make_outlook(
             lane_weights=config.queue.lane_weights,
             aging_step_ns=int(config.queue.aging_step_s * NS_PER_S),
             slots=slots_of(model),
+            is_guaranteed=config.engine.kv_mode == "guaranteed",
         )
         for model in range(config.num_models)
     ]

@@ -51,6 +51,13 @@ class _Holder(NamedTuple):
     is_marked: bool
 
 
+class _Promise(NamedTuple):
+    """A place at a time, in the class in which its holder was refused."""
+
+    due_ns: int
+    level: int
+
+
 class _Awaited(NamedTuple):
     """A promise whose place has not come free yet."""
 
@@ -64,19 +71,20 @@ class _Line:
 
     def __init__(self) -> None:
         self.due_ns: list[int] = []  # All, in order.
-        self.by_holder: dict[_Holder, list[int]] = {}
+        self.by_holder: dict[_Holder, list[_Promise]] = {}
         self.return_share = 1.0
         self.num_freed = 0
+        self.weight = 0.0  # Of the places that came free lately.
         self.awaited: list[_Awaited] = []  # A heap.
 
-    def add(self, holder: _Holder, due_ns: int) -> None:
-        insort(self.due_ns, due_ns)
-        insort(self.by_holder.setdefault(holder, []), due_ns)
+    def add(self, holder: _Holder, promise: _Promise) -> None:
+        insort(self.due_ns, promise.due_ns)
+        insort(self.by_holder.setdefault(holder, []), promise)
 
-    def take(self, holder: _Holder, due_ns: int) -> None:
-        self.due_ns.pop(bisect_right(self.due_ns, due_ns) - 1)
+    def take(self, holder: _Holder) -> None:
+        """Keep the first promise of a holder."""
         own = self.by_holder[holder]
-        own.pop(bisect_right(own, due_ns) - 1)
+        self.due_ns.pop(bisect_right(self.due_ns, own.pop(0).due_ns) - 1)
         if not own:
             del self.by_holder[holder]
 
@@ -95,7 +103,7 @@ class _Line:
             return
         del self.due_ns[:num]
         for holder, own in list(self.by_holder.items()):
-            del own[: bisect_right(own, now_ns - HELD_AFTER_NS)]
+            del own[: bisect_right(own, now_ns - HELD_AFTER_NS, key=_due_of)]
             if not own:
                 del self.by_holder[holder]
         for _ in range(num):
@@ -128,7 +136,7 @@ class Promises:
         `service_ns` is the time in which its class frees one place, `num_free` those that are free
         already; nothing below `least_ns` is told.
         """
-        line = self._lines[request.level]
+        line = self._lines[request.class_asked]
         line.expire(now_ns)
         num_before = max(len(line.due_ns) * line.share - num_free, 0.0)
         wait_ns = int(service_ns * (num_before + 1 + _SLACK * (num_before + 1) ** 0.5))
@@ -136,7 +144,7 @@ class Promises:
         wait_ns = max(wait_ns, least_ns, int(RETRY_AFTER_S_MIN * NS_PER_S)) + drawn_ns
         if wait_ns > RETRY_AFTER_S_MAX * NS_PER_S or len(line.due_ns) >= PROMISES_MAX:
             return int(self._rng.uniform(_SPREAD_FROM, 1.0) * RETRY_AFTER_S_MAX * NS_PER_S)
-        line.add(_holder_of(request), now_ns + wait_ns)
+        line.add(_holder_of(request), _Promise(now_ns + wait_ns, request.level))
         self.num_made += 1
         if len(line.awaited) < PROMISES_MAX:
             heappush(line.awaited, _Awaited(line.num_freed + int(num_before) + 1, now_ns, wait_ns))
@@ -151,27 +159,39 @@ class Promises:
         num_due = bisect_right(line.due_ns, now_ns + HELD_BEFORE_NS)
         return min(round(num_due * line.share), int(places * HELD_SHARE_MAX))
 
-    def is_due(self, request: Request, now_ns: int) -> bool:
-        """Whether the request comes to claim a promise."""
-        return self._due_of(request, now_ns) is not None
+    def level_due(self, request: Request, now_ns: int) -> int | None:
+        """The class in which the request was promised a place that it comes for; None: it was not."""
+        if request.retry_count == 0:
+            return None
+        line = self._lines[request.class_asked]
+        line.expire(now_ns)
+        own = line.by_holder.get(_holder_of(request))
+        return own[0].level if own and own[0].due_ns <= now_ns + _EARLY_NS else None
 
     def entered(self, request: Request, now_ns: int) -> None:
         """It has come in; its promise is kept, if it had one."""
-        due_ns = self._due_of(request, now_ns)
-        if due_ns is not None:
-            line = self._lines[request.level]
-            line.take(_holder_of(request), due_ns)
+        if self.level_due(request, now_ns) is not None:
+            line = self._lines[request.class_asked]
+            line.take(_holder_of(request))
             line.learn(True)
             self.num_kept += 1
 
-    def freed(self, level: int, now_ns: int) -> None:
-        """A place of the class came free."""
-        line = self._lines[level]
+    def freed(self, request: Request, now_ns: int) -> None:
+        """The request's place came free."""
+        line = self._lines[request.class_asked]
         line.num_freed += 1
+        for each in self._lines:
+            each.weight *= 1 - 1 / _MEMORY
+        line.weight += 1 / _MEMORY
         while line.awaited and line.awaited[0].number <= line.num_freed:
             promise = heappop(line.awaited)
-            if now_ns > promise.made_ns:
-                self._observe(promise.told_ns / (now_ns - promise.made_ns))
+            # Nothing below the least wait could have been told.
+            self._observe(promise.told_ns / max(now_ns - promise.made_ns, int(RETRY_AFTER_S_MIN * NS_PER_S)))
+
+    def share_freed(self, level: int) -> float:
+        """How many of the places that come free are of this class, lately."""
+        total = sum(line.weight for line in self._lines)
+        return self._lines[level].weight / total if total else 1.0
 
     def num_promised(self, level: int) -> int:
         """Promises of the class that may still be claimed."""
@@ -181,13 +201,9 @@ class Promises:
         """How many of the promised came back, lately."""
         return self._lines[level].return_share
 
-    def _due_of(self, request: Request, now_ns: int) -> int | None:
-        if request.retry_count == 0:
-            return None
-        line = self._lines[request.level]
-        line.expire(now_ns)
-        own = line.by_holder.get(_holder_of(request))
-        return own[0] if own and own[0] <= now_ns + _EARLY_NS else None
+
+def _due_of(promise: _Promise) -> int:
+    return promise.due_ns
 
 
 def _holder_of(request: Request) -> _Holder:

@@ -13,7 +13,7 @@ _MEMORY = 16
 # Who was cut off says nothing about how long its kind gets.
 _ENDED_ITSELF = (Finish.FINISH_STOP, Finish.FINISH_LENGTH)
 # Arrivals of the last so many seconds say how many come.
-_ARRIVALS_S = 10.0
+ARRIVALS_S = 5.0
 
 
 @dataclass(slots=True)
@@ -21,6 +21,7 @@ class Run:
     """A request that runs."""
 
     lane: int
+    level: int
     num_prompt_tokens: int
     max_tokens: int
     started_ns: int
@@ -74,8 +75,8 @@ class Rate:
     def per_ns(self, now_ns: int) -> float:
         """Arrivals per nanosecond."""
         seen_s = max((now_ns - self._begun_ns) / NS_PER_S, 1.0)
-        weight_s = _ARRIVALS_S * (1 - math.exp(-seen_s / _ARRIVALS_S))
+        weight_s = ARRIVALS_S * (1 - math.exp(-seen_s / ARRIVALS_S))
         return self._left(now_ns) / weight_s / NS_PER_S
 
     def _left(self, now_ns: int) -> float:
-        return self._count * math.exp(-max(now_ns - self._last_ns, 0) / (_ARRIVALS_S * NS_PER_S))
+        return self._count * math.exp(-max(now_ns - self._last_ns, 0) / (ARRIVALS_S * NS_PER_S))

@@ -552,6 +552,24 @@ def test_the_entry_is_narrowed_only_while_the_load_is_high() -> None:
     assert num_let_in(150) == 100
 
 
+def test_the_load_is_the_doors_own() -> None:
+    """S35: high is more than 0.80 of the queue, here 81 of 100 waiting; below it nobody is counted."""
+    flags = {"queue.caps": [1000], "queue.total": 100, "queue.entry_burst": 3, "queue.entry_per_s": 0.01}
+    house = House({}, **flags)
+    gate = Gate(house.config, desk=house.desk, models=house.models, prompts=house.prompts)  # type: ignore[arg-type]
+    house.gate = gate
+    assert all(house.passes(max_tokens=1) for _ in range(32))
+    house.core.round(time.monotonic_ns())
+    house.desk.drain_events()
+    assert all(house.passes(max_tokens=1) for _ in range(81))
+    assert gate.is_load_high()
+    assert [house.passes(max_tokens=1) for _ in range(5)] == [True] * 3 + [False] * 2
+    for _ in range(4):
+        house.run(num_completion_tokens=1)
+    assert not gate.is_load_high()
+    assert all(house.passes(max_tokens=1) for _ in range(10))
+
+
 def test_the_entry_may_be_left_wide() -> None:
     house = House({}, **{"queue.entry_per_s": 0, "queue.caps": [200]})
     house.is_busy = True

@@ -4,6 +4,7 @@ from . import reference
 
 UNKNOWN = 256
 SAMPLES_MIN = 16
+PASSES_MAX = 16
 
 
 def bucket_end(length):
@@ -43,6 +44,7 @@ class Scheduler(reference.Scheduler):
         self.blocks = blocks
         self.lengths = Lengths()
         self.num_started = 0
+        self.num_passes = [0 for _ in slots]
 
     # --- what is promised -----------------------------------------------------------------
 
@@ -64,6 +66,8 @@ class Scheduler(reference.Scheduler):
         return max(sum(h + t for h, left in all_ if left >= t) for _, t in all_)
 
     def promise(self, i, waiter, tokens):
+        if waiter.out_tokens or waiter.is_short:
+            self.num_passes[i] = 0
         waiter.reserved = tokens
         waiter.is_short = False
         if self.blocks[i]:
@@ -126,7 +130,8 @@ class Scheduler(reference.Scheduler):
             return False
         if not self.blocks[i]:
             return True
-        if any((w.out_tokens or w.is_short) and w.level <= waiter.level for w in slot.running):
+        behind = [w for w in slot.running if w.out_tokens or w.is_short]
+        if any(w.level <= waiter.level for w in behind) or (behind and self.num_passes[i] >= PASSES_MAX):
             return False
         return self.peak(i, tokens, self.expected_end(i, waiter, 0)) <= slot.kv_tokens
 
@@ -135,6 +140,8 @@ class Scheduler(reference.Scheduler):
         if not able:
             return None
         slot = min(able)[1]
+        is_pass = any(w.out_tokens or w.is_short for w in self.slots[slot].running)
+        self.num_passes[slot] = self.num_passes[slot] + 1 if is_pass else 0
         waiter.order = self.num_started
         self.num_started += 1
         self.promise(slot, waiter, self.first_promise(slot, waiter))
@@ -142,6 +149,8 @@ class Scheduler(reference.Scheduler):
 
     def settle(self, waiter, completion_tokens):
         super().settle(waiter, completion_tokens)
+        if waiter.out_tokens or waiter.is_short:
+            self.num_passes[waiter.slot] = 0
         waiter.reserved = waiter.out_tokens = 0
         if completion_tokens is not None:
             self.lengths.seen.append((waiter.model, waiter.key, completion_tokens))

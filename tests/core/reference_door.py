@@ -14,6 +14,7 @@ class Guest:
     user: int
     level: int
     until_ns: int
+    has_patience: bool
     asks: bool = False
     is_gone: bool = False
 
@@ -77,10 +78,11 @@ class Door:
     def of_class(self, level):
         return [guest for guest in self.guests if guest.level == level]
 
-    def may_ask(self, level):
+    def could_evict(self, level, below):
+        """Whether one of those below (who is submitted, or everybody) could leave for one more of this class."""
         num_asking = sum(guest.asks for guest in self.of_class(level))
         is_full = sum(self.pending) >= self.total and self.caps[level] - self.pending[level] - num_asking > 0
-        return self.evicts[level] and is_full and sum(self.submitted[level + 1 :]) > len(self.asks)
+        return self.evicts[level] and is_full and sum(below[level + 1 :]) > len(self.asks)
 
     # Warning and breakers.
 
@@ -143,12 +145,15 @@ class Door:
         return self.stand(level, now_ns, expire_ns, user), level
 
     def stand(self, level, now_ns, expire_ns, user):
-        asks, wait_ns = self.may_ask(level), self.place_waits_ns[level]
+        asks, wait_ns = self.could_evict(level, self.submitted), self.place_waits_ns[level]
         gone = [guest for guest in self.asks if guest.is_gone and guest.level == level]
-        if not (asks or wait_ns) or len(self.of_class(level) + gone) >= self.num_guests_max:
+        if (
+            not (wait_ns or self.could_evict(level, self.pending))
+            or len(self.of_class(level) + gone) >= self.num_guests_max
+        ):
             return FULL
         until_ns = min(now_ns + wait_ns if wait_ns else NEVER, expire_ns or NEVER)
-        guest = Guest(user, level, until_ns)
+        guest = Guest(user, level, until_ns, has_patience=wait_ns > 0)
         self.guests.append(guest)
         if asks:
             self.ask(guest)
@@ -168,7 +173,7 @@ class Door:
         if (was_evicted or self.of_class(guest.level)[0] is guest) and self.has_room(guest.level):
             self.come_in(guest, now_ns)
             return IN, guest.user
-        if self.place_waits_ns[guest.level]:
+        if guest.has_patience or self.could_evict(guest.level, self.pending):
             return WAIT, guest.user
         self.go(guest)
         return FULL, guest.user
@@ -185,7 +190,7 @@ class Door:
         self.go(next(guest for guest in self.guests if guest.user == user))
 
     def tend(self, now_ns):
-        """Whose time is over; who gets a place, the best class first; for whom somebody could leave by now."""
+        """Whose time is over; who gets a place, the best class first; for whom one could leave; who may not stay."""
         told = []
         by_class = [guest for level in range(len(self.caps)) for guest in self.of_class(level)]
         for guest in by_class:
@@ -197,10 +202,18 @@ class Door:
             told.append((IN, guest.user, guest.level))
         for level in range(len(self.caps)):
             for guest in self.of_class(level):
-                if not guest.asks and self.may_ask(level):
+                if not guest.asks and self.could_evict(level, self.submitted):
                     self.ask(guest)
                     told.append((EVICT, guest.user, guest.level))
+        for level in range(len(self.caps)):
+            while (guests := self.of_class(level)) and self.is_without_hope(guests[0]):
+                self.go(guests[0])
+                told.append((FULL, guests[0].user, level))
         return told
+
+    def is_without_hope(self, guest):
+        may_stay = guest.has_patience or guest.asks or self.could_evict(guest.level, self.pending)
+        return not may_stay and not self.has_room(guest.level)
 
     def next_in(self):
         for level in range(len(self.caps)):

@@ -177,7 +177,7 @@ def test_no_more_ask_than_there_are_to_leave():
     assert [says(door, 0) for _ in range(3)] == [EVICT, EVICT, FULL]
 
 
-def test_where_nobody_could_leave_it_waits_for_a_place_or_goes():
+def test_where_nobody_could_leave_it_waits_for_a_place_or_asks_for_another():
     """The one below has started meanwhile, or was cancelled."""
     door = make([2, 2], 1, evicts=[True, True], place_waits_ns=[5 * S, 0])
     assert submitted(door, 1, 1) == 1
@@ -188,7 +188,12 @@ def test_where_nobody_could_leave_it_waits_for_a_place_or_goes():
     hasty = make([2, 2], 1, evicts=[True, True])
     assert submitted(hasty, 1, 1) == 1
     assert says(hasty, 0, user=1) == EVICT
-    assert hasty.answer(False, 0) == (FULL, 1, 0)
+    hasty.settle(1, 0, has_run=False)
+    # Another of that class was let in while this one still asked.
+    assert says(hasty, 1) == IN
+    assert hasty.answer(False, 0) == (WAIT, 1, 0)
+    hasty.submit(1, 0)
+    assert hasty.tend(0) == [(EVICT, 1, 0)]
 
 
 def test_who_waits_for_a_place_asks_when_one_below_comes_to_the_scheduler():
@@ -205,6 +210,19 @@ def test_who_waits_for_a_place_asks_when_one_below_comes_to_the_scheduler():
         door.settle(2, 0, has_run=False)
         assert door.answer(True, 0)[:2] == (IN, user)
     assert door.tend(0) == []
+
+
+def test_who_may_not_wait_for_a_place_stands_there_while_somebody_below_has_its_prompt_made():
+    door = make([2, 2], 1, evicts=[True, True])
+    assert says(door, 1) == IN
+    assert [says(door, 0, user=user) for user in (1, 2)] == [WAIT, WAIT]
+    assert (door.due_ns, door.tend(60 * S)) == (None, [])
+    door.submit(1, 0)
+    assert door.tend(61 * S) == [(EVICT, 1, 0)]
+    door.settle(1, 0, has_run=False)
+    assert door.answer(True, 61 * S)[:2] == (IN, 1)
+    # For the other nobody is left who could leave.
+    assert door.tend(61 * S) == [(FULL, 2, 0)]
 
 
 def test_a_place_that_comes_free_is_kept_for_the_one_that_asked():

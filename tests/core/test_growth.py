@@ -423,6 +423,26 @@ def test_new_requests_wait_for_those_of_their_class_that_are_out_and_better_ones
     assert started(scheduler) == ["better"]
 
 
+def test_better_ones_pass_one_that_is_out_only_so_often():
+    """Case B33: under a flood of a better class the one that gave way is served within a bound."""
+    scheduler = make((64, 4, 8))
+    old, young = fill(scheduler, 1, 1, max_tokens=56)
+    assert grow_to(scheduler, old, 56) == 56
+    assert scheduler.granted(young) == 0
+    num_passes = 0
+    while True:
+        handle = submit(scheduler, num_passes, prompt=2, max_tokens=2, level=0)
+        if not started(scheduler):
+            break
+        num_passes += 1
+        scheduler.finish(handle)
+    assert num_passes == 16
+    # The slot goes on with the one that was passed, and then with those that wait.
+    scheduler.finish(old)
+    assert started(scheduler) == [16]
+    assert scheduler.granted(young) == 16
+
+
 def test_one_that_is_out_can_be_cancelled_and_its_device_slot_can_die():
     scheduler = make((32, 4, 8))
     old, young = fill(scheduler, 1, 1)

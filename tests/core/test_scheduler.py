@@ -810,6 +810,7 @@ def test_the_drain_rate_follows_the_starts_of_a_class_that_waits():
             scheduler.finish(handle)
     assert scheduler.drain_rate(0) == pytest.approx(10, rel=0.02)
     assert scheduler.drain_rate(1) == 0.0
+    assert scheduler.drain_rate_all == scheduler.drain_rate(0)
 
 
 def test_idle_time_does_not_lower_the_drain_rate():

@@ -324,6 +324,7 @@ def test_lanes_promises_alerts_and_rounds_are_shown() -> None:
     board.core.round(4 * S)
     board.metrics.count_refusal("queue_full")
     board.metrics.count_refusal("draining")
+    board.metrics.count_refusal("rate_limit_exceeded")
     seen = board.read()
     assert (seen["lqs_lane_queue_depth", "long", "normal"], seen["lqs_lane_queue_depth", "short", "normal"]) == (1, 0)
     assert seen["lqs_lane_queue_wait_seconds_total", "long", "normal"] == 3 + 2

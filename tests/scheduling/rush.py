@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lqs._core import Work
+from lqs.admission.classes import Classes
 from lqs.request import NS_PER_S, Request, Tenant
 from lqs.scheduling.core import make_door, make_scheduler
 from lqs.scheduling.desk import Desk
@@ -69,6 +70,7 @@ class Rush:
         )
         self.seen = Told()
         self.desk = Desk(self.core, self.seen, door=make_door(config), outlook=outlook, now_ns=lambda: self.now_ns)
+        self.classes = Classes(config.queue)
         self.events: list[tuple[int, int, Callable[[], None]]] = []
         self.clients: list[Client] = []
         self.first_retries: list[bool] = []
@@ -117,6 +119,7 @@ class Rush:
         request = Request(
             id=str(client.number), tenant=tenant, model="m", arrival_ns=self.now_ns, level=2, retry_count=count
         )
+        self.classes.assign(request, load=self.desk.entrance.load())
         request.prompt, request.max_tokens_granted = array("i", [1] * 5), 10
         client.num_tries += 1
         client.is_in = at_once(self.desk.enter(request, self.now_ns)) is None

@@ -35,13 +35,18 @@ class Ended:
 class Board:
     """A forecast for one device slot."""
 
-    def __init__(self, num_sequences: int = 2, aging_step_ns: int = 60 * S) -> None:
-        self.slot = {
-            "num_sequences": num_sequences, "num_running": 0, "capacity": 1000, "reserved": 0, "is_dead": False,
+    def __init__(self, num_sequences: int = 2, aging_step_ns: int = 60 * S, *, is_guaranteed: bool = True) -> None:
+        self.slot: dict[str, Any] = {
+            "num_sequences": num_sequences, "num_extra": 0, "num_running": 0, "capacity": 1000, "reserved": 0,
+            "is_dead": False,
         }  # fmt: skip
         self.num_made = 0
         self.forecast = Forecast(
-            num_levels=3, lane_weights=(3, 1), aging_step_ns=aging_step_ns, slots=lambda: [self.slot]
+            num_levels=3,
+            lane_weights=(3, 1),
+            aging_step_ns=aging_step_ns,
+            slots=lambda: [self.slot],
+            is_guaranteed=is_guaranteed,
         )
 
     def come(self, now_ns: int = 0, *, level: int = 1, lane: Lane = Lane.SHORT, max_tokens: int = 10) -> Request:
@@ -122,8 +127,7 @@ def test_better_classes_that_still_come_are_reckoned_with_until_it_has_aged() ->
         for _ in range(8):
             each.finish(each.start(max_tokens=2), 2)
         for second in range(100, 140):
-            if second % 4 == 0:
-                each.come(second * S, level=0)
+            each.come(second * S, level=0)
         each.start(140 * S, max_tokens=2)
     calm = board.wait_s(140 * S, ahead=10)
     assert calm is not None
@@ -150,6 +154,16 @@ def test_the_other_lane_takes_its_share() -> None:
     assert shared / alone == pytest.approx(8 / 6, rel=0.15)
 
 
+def test_a_sequence_is_kept_for_who_is_better_than_one_that_runs() -> None:
+    board = Board(num_sequences=1)
+    request = board.start(level=1)
+    for second in range(1, 5):
+        board.forecast.output(request, 1, second * S)
+    assert board.wait_s(4 * S, level=0) == pytest.approx(6)
+    board.slot["num_extra"] = 1
+    assert (board.wait_s(4 * S, level=0), board.wait_s(4 * S, level=1)) == (0, pytest.approx(6))
+
+
 def test_cells_that_are_missing_make_a_free_sequence_useless() -> None:
     board = Board()
     board.slot["reserved"] = 995
@@ -160,6 +174,20 @@ def test_cells_that_are_missing_make_a_free_sequence_useless() -> None:
     wait_s = board.wait_s(6 * S, ahead=0)
     assert wait_s is not None
     assert wait_s > 1
+
+
+def test_where_kv_is_promised_by_how_long_answers_come_out_more_fit() -> None:
+    waits = []
+    for is_guaranteed in (True, False):
+        board = Board(num_sequences=2, is_guaranteed=is_guaranteed)
+        # They make a tenth of what they may.
+        for _ in range(8):
+            board.finish(board.start(max_tokens=100), 10)
+        board.start(100 * S, max_tokens=100)
+        board.slot["reserved"] = 950
+        board.come(100 * S, max_tokens=100)
+        waits.append(board.wait_s(101 * S, ahead=0))
+    assert waits == [pytest.approx(10, rel=0.2), 0]
 
 
 def test_without_a_living_device_slot_nothing_is_known() -> None:

@@ -53,14 +53,14 @@ def test_around_its_time_a_place_is_held_against_newcomers_only() -> None:
     wait_ns = ledger.refuse(0)
     back = a_request(retry_count=1)
     assert (ledger.promises.num_held(2, 0, 100), ledger.promises.num_held(2, wait_ns - S, 100)) == (0, 1)
-    assert not ledger.promises.is_due(back, wait_ns - S)
-    assert ledger.promises.is_due(back, wait_ns)
-    assert not ledger.promises.is_due(a_request(), wait_ns)
+    assert ledger.promises.level_due(back, wait_ns - S) is None
+    assert ledger.promises.level_due(back, wait_ns) is not None
+    assert ledger.promises.level_due(a_request(), wait_ns) is None
     ledger.promises.entered(a_request(), wait_ns)
     assert ledger.promises.num_promised(2) == 1
     ledger.promises.entered(back, wait_ns)
     assert (ledger.promises.num_promised(2), ledger.promises.num_kept) == (0, 1)
-    assert not ledger.promises.is_due(back, wait_ns)
+    assert ledger.promises.level_due(back, wait_ns) is None
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_promise_is_kept_to_its_key_and_kind_of_client(
 ) -> None:
     ledger = Ledger()
     wait_ns = ledger.refuse(0, a_request(**promised))
-    assert ledger.promises.is_due(a_request(**comes), wait_ns) is has
+    assert (ledger.promises.level_due(a_request(**comes), wait_ns) is not None) is has
 
 
 def test_who_does_not_come_loses_the_place_and_is_reckoned_with() -> None:
@@ -92,6 +92,23 @@ def test_who_does_not_come_loses_the_place_and_is_reckoned_with() -> None:
     # Few of the next are expected, so their times are closer together.
     after = [ledger.refuse(late_ns) for _ in range(100)]
     assert max(after) < max(before) / 2
+
+
+def test_a_promise_holds_though_the_load_has_moved_the_class_meanwhile() -> None:
+    """Refused in a lower class while the load was high; it comes back when it is not."""
+    ledger = Ledger()
+    moved = a_request(level=3)
+    moved.asked_level = 2
+    wait_ns = ledger.refuse(0, moved)
+    assert ledger.promises.level_due(a_request(retry_count=1), wait_ns) == 3
+    assert (ledger.promises.num_held(2, wait_ns, 100), ledger.promises.num_held(3, wait_ns, 100)) == (1, 0)
+
+
+def test_nothing_below_the_least_wait_could_have_been_told() -> None:
+    ledger = Ledger()
+    wait_ns = ledger.promises.refused(a_request(), num_free=0, service_ns=S / 10, now_ns=0)
+    ledger.promises.freed(a_request(), S // 10)
+    assert ledger.ratios == [wait_ns / S]
 
 
 def test_at_most_half_of_the_places_are_held() -> None:
@@ -118,7 +135,7 @@ def test_what_was_promised_is_held_against_when_the_place_came_free() -> None:
     ledger = Ledger()
     waits = [ledger.refuse(0) for _ in range(3)]
     for second in (2, 4, 6, 8):
-        ledger.promises.freed(2, second * S)
+        ledger.promises.freed(a_request(), second * S)
     assert ledger.ratios == [waits[0] / (2 * S), waits[1] / (4 * S), waits[2] / (6 * S)]
 
 

@@ -23,6 +23,7 @@ prefix_cache = false
 [queue]
 hold_s = 0.2
 caps = [4]
+total = 4
 [alerts]
 clear_s = 0.5
 window_s = 1.0
@@ -137,7 +138,7 @@ wait_s = 2.0
 kv_tokens = 1024
 [tiers.normal]
 level = 2
-best = 0
+best = 1
 """
 
 
@@ -159,7 +160,7 @@ def busy(pair: Server) -> Iterator[None]:
 
 
 def ask(server: Server, **fields: Any) -> Any:
-    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "ignore_eos": True, "priority": 0}
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "ignore_eos": True, "priority": 1}
     return server.ask("POST", "/v1/chat/completions", body | fields)
 
 
@@ -179,6 +180,16 @@ def test_when_the_wait_is_too_long_the_smaller_model_answers_and_says_so(
     assert b'"model":"small"' in answer.body
     assert b'"model":"tiny"' not in answer.body
     assert pair.metric("lqs_degraded_total") >= 1
+
+
+def test_the_smaller_model_is_not_kept_by_those_who_wait_for_the_other(pair: Server, busy: None) -> None:
+    """They wait in the same class, and came before."""
+    waiting = [pair.complete(5, model="tiny") for _ in range(3)]
+    pair.wait_waiting(3)
+    answer = ask(pair, model="tiny", allow_degrade=True, priority=2)
+    assert (answer.status, answer.json["model"]) == (200, "small")
+    for call in waiting:
+        call.close()
 
 
 def test_who_did_not_allow_it_waits_for_the_model_it_asked_for(pair: Server, busy: None) -> None:
