@@ -14,7 +14,7 @@ import select
 import statistics
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -35,10 +35,10 @@ from lqs.simulate.policy import Policy
 from lqs.simulate.trace import at_once
 
 _SHORT_PROMPT, _ANSWER = 24, 16
-_SEQUENCES_OF_LONG = (1, 4)
-# What the prompts of one experiment with long contexts may take.
-_LONG_S = 3.0
-# The middle one of so many runs counts.
+# What the prompts of one experiment with long contexts may take: of one sequence, and of all together. Many filled
+# cells are what tells the cost of others' cells from that of the own context.
+_LONG_S, _ALL_LONG_S = 3.0, 6.0
+# The middle one of so many runs counts; they lie apart, so that what disturbs one does not disturb the others too.
 _NUM_RUNS = 3
 # Nanoseconds that stand for one occurrence of a term: large beside the least step of 1 ns.
 _UNIT_NS = 1_000_000.0
@@ -125,16 +125,11 @@ class _Bench:
 
     def calibration(self, target_ms: float) -> Calibration:
         """Measure everything and fit; the step is bounded as the worker bounds it for this target."""
-        rows: list[list[float]] = []
-        values: list[float] = []
         self._run(Experiment(1, _SHORT_PROMPT, 2))
-        for experiment in self._experiments():
-            self._look(
-                f"{experiment.num} at once, {experiment.prompt_tokens} tokens in, {experiment.answer_tokens} tokens out"
-            )
-            rows += occurrences(experiment, self._shape)
-            runs = [self._run(experiment) for _ in range(_NUM_RUNS)]
-            values += [statistics.median(times) for times in zip(*runs, strict=True)]
+        experiments = list(self._experiments())
+        rounds = [self._run_all(experiments, f"{number} of {_NUM_RUNS}") for number in range(1, _NUM_RUNS + 1)]
+        rows = [row for experiment in experiments for row in occurrences(experiment, self._shape)]
+        values = [statistics.median(times) for times in zip(*rounds, strict=True)]
         terms = fit(rows, values)
         errors = [
             abs(sum(term * cell for term, cell in zip(terms, row, strict=True)) / value - 1)
@@ -164,12 +159,20 @@ class _Bench:
                 yield Experiment(num, _SHORT_PROMPT, _ANSWER)
             num *= 2
         token_ns = self._run(Experiment(1, _SHORT_PROMPT * 4, 2))[0] / (_SHORT_PROMPT * 4)
-        affordable = int(_LONG_S * 1e9 / token_ns)
-        for num in _SEQUENCES_OF_LONG:
+        for num, limit_s in ((1, _LONG_S), (shape.num_sequences, _ALL_LONG_S)):
             room = min(shape.context_tokens, shape.kv_tokens // num) - _ANSWER - 1
-            prompt = min(affordable // num, room)
-            if num <= shape.num_sequences and prompt > 2 * _SHORT_PROMPT:
+            prompt = min(int(limit_s * 1e9 / token_ns) // num, room)
+            if prompt > 2 * _SHORT_PROMPT:
                 yield Experiment(num, prompt, _ANSWER)
+
+    def _run_all(self, experiments: Sequence[Experiment], which: str) -> list[float]:
+        """Do each once: what `_run` gives, one after the other."""
+        times = []
+        for experiment in experiments:
+            num, prompt, answer = experiment
+            self._look(f"{which}: {num} at once, {prompt} tokens in, {answer} tokens out")
+            times += self._run(experiment)
+        return times
 
     def _run(self, experiment: Experiment) -> list[float]:
         """Do it once: mean nanoseconds to the first token, and from there to the last."""

@@ -76,7 +76,7 @@ EXAMPLE = Calibration(
     machine="example: one CPU thread",
     threads=1,
     devices=1,
-    cost=StepCost(fixed_ns=2.8e6, decode_ns=8.4e6, prefill_ns=5.4e6, context_ns=1_500.0),
+    cost=StepCost(fixed_ns=5e6, decode_ns=7.5e6, prefill_ns=5.2e6, context_ns=5_000.0, cells_ns=400.0),
     shape=SlotShape(
         num_sequences=32,
         kv_tokens=32_768,

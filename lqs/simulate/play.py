@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lqs._core import Ending, Simulation
+from lqs._core import Ending, Scheduler, Simulation
 from lqs.config import Config
 from lqs.request import NS_PER_S
 from lqs.simulate.cost import Calibration, SlotShape, StepCost
@@ -85,15 +85,7 @@ def play(
     `look` is told how many requests have arrived, and of how many, after each `look_every`.
     """
     n = len(trace)
-    scheduler = policy.make_scheduler(len(trace.keys))
-    shape = devices.shape
-    for _ in range(devices.num):
-        scheduler.add_device_slot(
-            kv_tokens=shape.kv_tokens,
-            num_sequences=shape.num_sequences,
-            num_extra=shape.num_extra if policy.has_extra else 0,
-            kv_block=devices.kv_block,
-        )
+    scheduler = _make_scheduler(policy, len(trace.keys), devices)
     started_ns, first_token_ns, ended_ns = zeros("q", n), zeros("q", n), zeros("q", n)
     start_no, ending = zeros("I", n), zeros("B", n)
     simulation = Simulation(
@@ -112,7 +104,7 @@ def play(
         start_no=start_no,
         ending=ending,
         has_lanes=policy.has_lanes,
-        context_tokens=min(shape.context_tokens, shape.kv_tokens),
+        context_tokens=min(devices.shape.context_tokens, devices.shape.kv_tokens),
         queue_limit_ns=policy.queue_limit_ns,
         run_limit_ns=policy.run_limit_ns,
         high_load_at=policy.queue.high_load_at,
@@ -135,6 +127,18 @@ def play(
         busy=busy_ns / span_ns if span_ns else 0.0,
         snapshot=scheduler.snapshot(),
     )
+
+
+def _make_scheduler(policy: Policy, num_keys: int, devices: Devices) -> Scheduler:
+    scheduler, shape = policy.make_scheduler(num_keys), devices.shape
+    for _ in range(devices.num):
+        scheduler.add_device_slot(
+            kv_tokens=shape.kv_tokens,
+            num_sequences=shape.num_sequences,
+            num_extra=shape.num_extra if policy.has_extra else 0,
+            kv_block=devices.kv_block,
+        )
+    return scheduler
 
 
 def capacity_of(trace: Trace, devices: Devices) -> float:

@@ -50,7 +50,8 @@ def test_the_device_slots_are_measured_as_they_serve(tmp_path: Path):
     assert sum(msgspec.structs.astuple(found.cost)) > 0
     assert 0 <= found.error_p50 <= found.error_max
     assert seen[0] == "loading tiny.gguf"
-    assert [text.split()[0] for text in seen[1:4]] == ["1", "2", "3"]
+    assert [text.split()[3] for text in seen[1:4]] == ["1", "2", "3"]
+    assert seen[-1].startswith("3 of 3: 3 at once")
     assert found.machine == machine_name(int(found.machine.rpartition(", ")[2].split()[0]))
 
 
