@@ -146,7 +146,7 @@ class Metrics(Counts):
         yield from self._device_families(core["slots"], workers)
         yield from self._token_families(workers.values())
         yield from self._histograms()
-        yield from self._bound_families(core)
+        yield from self._bound_families(core, workers)
 
     def _queue_families(self, core: Mapping[str, Any]) -> Iterator[Metric]:
         levels, lanes = core["levels"], core["lanes"]
@@ -251,11 +251,13 @@ class Metrics(Counts):
                 family.add_metric([level, lane], histogram.buckets(), histogram.sum)
         yield family
 
-    def _bound_families(self, core: Mapping[str, Any]) -> Iterator[Metric]:
+    def _bound_families(self, core: Mapping[str, Any], workers: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
         """How near each bound is, and what was counted when one was reached."""
+        swap_bytes = self._config.engine.swap_mb * 1_000_000
         bounds = {
             "table": (core["num_live"], core["table_capacity"]),
             **{f"ring_{name}": figures for name, figures in core["rings"].items()},
+            **{f"swap_{device}": (seen["kept_bytes"], swap_bytes) for device, seen in workers.items()},
             **self._bounds(),
         }
         used = {name: used for name, (used, _) in bounds.items()}
