@@ -106,7 +106,7 @@ class Metrics(Counts):
         yield from self._device_families(core["slots"], workers)
         yield from self._token_families(workers.values())
         yield from self._histograms()
-        yield from self._bound_families(core, door)
+        yield from self._bound_families(core, door, workers)
         yield from self._limit_families()
         yield from queue_families(core["queues"], _LANES, self._levels)
         yield from foretold_families(self, self._promises, self._levels)
@@ -231,12 +231,16 @@ class Metrics(Counts):
                 family.add_metric([level, lane], histogram.buckets(), histogram.sum)
         yield family
 
-    def _bound_families(self, core: Mapping[str, Any], door: Mapping[str, Any]) -> Iterator[Metric]:
+    def _bound_families(
+        self, core: Mapping[str, Any], door: Mapping[str, Any], workers: Mapping[str, Mapping[str, Any]]
+    ) -> Iterator[Metric]:
         """How near each bound is, and what was counted when one was reached."""
+        swap_bytes = self._config.engine.swap_mb * 1_000_000
         bounds = {
             "table": (core["num_live"], core["table_capacity"]),
             "place_waiters": (door["num_guests"], door["num_guests_max"]),
             **{f"ring_{name}": figures for name, figures in core["rings"].items()},
+            **{f"swap_{device}": (seen["kept_bytes"], swap_bytes) for device, seen in workers.items()},
             **self._bounds(),
         }
         used = {name: used for name, (used, _) in bounds.items()}

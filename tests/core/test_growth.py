@@ -324,7 +324,7 @@ def test_what_answers_really_come_to_decides_how_many_start():
     scheduler = make((400, 16, 8))
     for _ in range(16):
         handle = submit(scheduler, "first", prompt=4, max_tokens=300)
-        scheduler.round(0)
+        started(scheduler)
         scheduler.finish(handle, num_completion_tokens=9)
         scheduler.round(0)
         scheduler.poll()
@@ -464,7 +464,7 @@ def test_one_that_is_out_can_be_cancelled_and_its_device_slot_can_die():
 def answer(scheduler, length, *, key=0, times=1):
     for _ in range(times):
         handle = submit(scheduler, "one", prompt=1, max_tokens=1, key=key)
-        scheduler.round(0)
+        started(scheduler)
         scheduler.finish(handle, num_completion_tokens=length)
         scheduler.round(0)
         scheduler.poll()

@@ -175,9 +175,13 @@ def test_a_failed_batch_does_not_wait_for_one_that_is_out(default_model):
 
 
 @pytest.mark.parametrize("swap_bytes", [COPIED, 60_000, COMPUTED])
+@pytest.mark.parametrize("n_batch", [512, 16])
 @pytest.mark.parametrize("seed", range(3))
-def test_random_traffic_beyond_the_kv_changes_no_text(tiny, seed, swap_bytes):
-    """Shared beginnings, classes, cancels and far too little KV; 60 kB hold some states and not all."""
+def test_random_traffic_beyond_the_kv_changes_no_text(tiny, seed, n_batch, swap_bytes):
+    """Shared beginnings, classes, cancels and far too little KV; 60 kB hold some states and not all.
+
+    In steps of 16 tokens some give up their cells while their prompt is being computed.
+    """
     rng = random.Random(seed)
     starts = [[rng.randrange(300) for _ in range(rng.randrange(5, 40))] for _ in range(3)]
     prompts = [rng.choice(starts) + [rng.randrange(300) for _ in range(rng.randrange(1, 20))] for _ in range(60)]
@@ -187,7 +191,9 @@ def test_random_traffic_beyond_the_kv_changes_no_text(tiny, seed, swap_bytes):
             rig.ask(p, max_tokens=n, temperature=0.0, ignore_eos=True).text
             for p, n in zip(prompts, lengths, strict=True)
         ]
-    with Rig(tiny, n_ctx=512, kv_tokens=300, n_seq=6, num_cached=5, kv_block=8, swap_bytes=swap_bytes) as rig:
+    with Rig(
+        tiny, n_ctx=512, kv_tokens=300, n_seq=6, n_batch=n_batch, num_cached=5, kv_block=8, swap_bytes=swap_bytes
+    ) as rig:
         expect_short(rig)
         answers = []
         for prompt, length in zip(prompts, lengths, strict=True):

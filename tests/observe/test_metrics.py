@@ -268,6 +268,7 @@ def test_how_near_each_bound_is_can_be_read() -> None:
         ("table", 2, 512),
         ("ring_submit", 2, 3 * 512 + 1024),
         ("connections", 7, 100),
+        ("swap_cpu:0", 100, 256_000_000),
     ):
         assert (seen["lqs_bound_used", name], seen["lqs_bound_limit", name]) == (used, limit)
     board.core.round(0)
