@@ -114,8 +114,6 @@ def play(
         num_arrived = min(num_arrived + look_every, n)
         if look is not None:
             look(num_arrived, n)
-    busy_ns = sum(figures[1] for figures in simulation.slot_figures)
-    span_ns = max(ended_ns, default=0) * devices.num
     return Played(
         policy=policy.name,
         trace=trace,
@@ -124,9 +122,14 @@ def play(
         ended_ns=ended_ns,
         start_no=start_no,
         ending=ending,
-        busy=busy_ns / span_ns if span_ns else 0.0,
+        busy=_busy(simulation, max(ended_ns, default=0) * devices.num),
         snapshot=scheduler.snapshot(),
     )
+
+
+def _busy(simulation: Simulation, span_ns: int) -> float:
+    """The part of the time of all devices in which they computed."""
+    return sum(figures[1] for figures in simulation.slot_figures) / span_ns if span_ns else 0.0
 
 
 def _make_scheduler(policy: Policy, num_keys: int, devices: Devices) -> Scheduler:

@@ -556,17 +556,27 @@ def test_the_load_is_the_doors_own() -> None:
     """S35: high is more than 0.80 of the queue, here 81 of 100 waiting; below it nobody is counted."""
     flags = {"queue.caps": [1000], "queue.total": 100, "queue.entry_burst": 3, "queue.entry_per_s": 0.01}
     house = House({}, **flags)
-    gate = Gate(house.config, desk=house.desk, models=house.models, prompts=house.prompts)  # type: ignore[arg-type]
-    house.gate = gate
+
+    def is_load_high() -> bool:
+        return house.desk.entrance.load() > house.config.queue.high_load_at
+
+    house.limits = Limiters(house.config, is_load_high=is_load_high)
+    house.gate = Gate(
+        house.config,
+        desk=house.desk,
+        models=house.models,  # type: ignore[arg-type]
+        prompts=house.prompts,
+        limits=house.limits,
+    )
     assert all(house.passes(max_tokens=1) for _ in range(32))
     house.core.round(time.monotonic_ns())
     house.desk.drain_events()
     assert all(house.passes(max_tokens=1) for _ in range(81))
-    assert gate.is_load_high()
+    assert is_load_high()
     assert [house.passes(max_tokens=1) for _ in range(5)] == [True] * 3 + [False] * 2
     for _ in range(4):
         house.run(num_completion_tokens=1)
-    assert not gate.is_load_high()
+    assert not is_load_high()
     assert all(house.passes(max_tokens=1) for _ in range(10))
 
 

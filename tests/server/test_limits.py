@@ -22,6 +22,7 @@ MS = 10**6
 CONFIG = """
 engine.ctx = 60000
 engine.parallel = 2
+engine.kv_mode = "guaranteed"
 [limits.at_once]
 of = "parallel"
 amount = 3
