@@ -192,6 +192,8 @@ cdef struct BacklogState:
     uint64_t lane_running[MAX_LANES]
     uint64_t lane_tokens[MAX_LANES]         # KV tokens promised to what runs of a lane
     uint64_t lane_waiting_tokens[MAX_LANES] # ... and wanted by what waits
+    uint64_t far_above_tokens       # who wants more than that ...
+    uint64_t far_waiting_tokens     # ... and waits: what those want together
     uint64_t num_places     # sequences that the lanes share; 0: no shares
     uint64_t num_tokens     # KV tokens that they share; 0: no shares
 
@@ -407,6 +409,8 @@ cdef void backlog_push(BacklogState* b, uint32_t index) noexcept nogil:
     level.num_waiting += 1
     b.num_waiting += 1
     b.lane_waiting_tokens[entry.lane] += entry.share_tokens
+    if entry.share_tokens > b.far_above_tokens:
+        b.far_waiting_tokens += entry.share_tokens
 
 
 # O(log n): the entry knows its places.
@@ -424,6 +428,8 @@ cdef void backlog_remove(BacklogState* b, uint32_t index) noexcept nogil:
     level.num_waiting -= 1
     b.num_waiting -= 1
     b.lane_waiting_tokens[entry.lane] -= entry.share_tokens
+    if entry.share_tokens > b.far_above_tokens:
+        b.far_waiting_tokens -= entry.share_tokens
     prefetch_next(b, level, queue)
 
 

@@ -2,8 +2,10 @@
 #
 # A lane's share is configured, and so is the least that it may come down to. In between it
 # follows the work that waits: half way from its own share to its part of the backlog. The
-# border, in tokens, moves between two bounds: up while the long lane has more than its part
-# of the work waiting, so that requests in between turn short, and down in the other case.
+# border, in tokens, moves between two bounds. Up while requests above the upper one have
+# more than their part of the work waiting, so that those in between need not stand behind
+# them; down in the other case. Requests in between do not raise it: a flood of them would
+# turn short and stand in front of the short ones.
 #
 # Nothing flaps: both look once in FOLLOW_NS, do nothing within a dead band, and otherwise
 # go one small step; with nothing waiting both go back to where they began.
@@ -27,7 +29,7 @@ cdef struct LanesState:
 
 
 # Two lanes and something to move are needed; else nothing ever moves.
-cdef void lanes_init(LanesState* lanes, const BacklogState* b, double share_min_short,
+cdef void lanes_init(LanesState* lanes, BacklogState* b, double share_min_short,
                      double share_min_long, uint64_t border_min,
                      uint64_t border_max) noexcept nogil:
     lanes.is_following = b.num_lanes == 2
@@ -36,11 +38,14 @@ cdef void lanes_init(LanesState* lanes, const BacklogState* b, double share_min_
     lanes.share_max = max(1 - share_min_long, lanes.share)
     lanes.border_min = lanes.border_tokens = border_min
     lanes.border_max = max(border_min, border_max)
+    b.far_above_tokens = lanes.border_max
 
 
-# The short lane's part of the work that waits; its own share where none does.
-cdef double demand_of(const LanesState* lanes, const BacklogState* b) noexcept nogil:
-    cdef uint64_t total = b.lane_waiting_tokens[LANE_SHORT] + b.lane_waiting_tokens[LANE_LONG]
+# The short lane's part of the work that waits beside that of others; its own share where
+# there is none.
+cdef double demand_beside(const LanesState* lanes, const BacklogState* b,
+                          uint64_t others) noexcept nogil:
+    cdef uint64_t total = b.lane_waiting_tokens[LANE_SHORT] + others
     return b.lane_waiting_tokens[LANE_SHORT] / <double> total if total else lanes.share
 
 
@@ -59,20 +64,19 @@ cdef void move_share(LanesState* lanes, BacklogState* b, double demand) noexcept
     b.lane_weight_sum = 1
 
 
-cdef void move_border(LanesState* lanes, bint has_waiting, double demand) noexcept nogil:
+cdef void move_border(LanesState* lanes, uint64_t far_tokens, double demand) noexcept nogil:
     cdef uint64_t border = lanes.border_tokens
     if demand < lanes.share - BORDER_BAND:
         border = min(border + max(border // 8, <uint64_t> 1), lanes.border_max)
-    elif demand > lanes.share + BORDER_BAND or not has_waiting:
+    elif demand > lanes.share + BORDER_BAND or far_tokens == 0:
         border = max(border - border // 8, lanes.border_min)
     store_relaxed(&lanes.border_tokens, border)
 
 
 cdef void lanes_follow(LanesState* lanes, BacklogState* b, int64_t now_ns) noexcept nogil:
-    cdef double demand
     if not lanes.is_following or now_ns - lanes.moved_ns < FOLLOW_NS:
         return
     lanes.moved_ns = now_ns
-    demand = demand_of(lanes, b)
-    move_share(lanes, b, demand)
-    move_border(lanes, b.num_waiting != 0, demand)
+    move_share(lanes, b, demand_beside(lanes, b, b.lane_waiting_tokens[LANE_LONG]))
+    move_border(lanes, b.far_waiting_tokens,
+                demand_beside(lanes, b, b.far_waiting_tokens))

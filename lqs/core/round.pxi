@@ -143,11 +143,15 @@ cdef bint is_servable(SchedulerState* s, const Entry* entry) noexcept nogil:
 
 # How many may run at once on a device slot, with one of this class among them. The extra
 # sequences are for who is better than somebody that runs there: he need not wait until one
-# of those ends, they step back for him.
-cdef uint64_t sequence_limit(SchedulerState* s, uint32_t slot, uint32_t level) noexcept nogil:
+# of those ends, they step back for him. And for who is due, or the starts on extra
+# sequences would come on top of those that the aged share lets go ahead of him.
+cdef uint64_t sequence_limit(SchedulerState* s, uint32_t slot, uint32_t level,
+                             bint is_aged) noexcept nogil:
     cdef Books* books = books_of(s)
     cdef SlotAccount* account = &books.ledger.slots[slot]
     cdef uint32_t worse
+    if is_aged:
+        return account.num_sequences + account.num_extra
     for worse in range(level + 1, books.backlog.num_levels):
         if books.running[slot][worse]:
             return account.num_sequences + account.num_extra
@@ -155,7 +159,8 @@ cdef uint64_t sequence_limit(SchedulerState* s, uint32_t slot, uint32_t level) n
 
 
 # Whether it can start there now: with a sequence and cells, beside what is held for another.
-cdef bint has_room(SchedulerState* s, uint32_t slot, uint32_t index) noexcept nogil:
+cdef bint has_room(SchedulerState* s, uint32_t slot, uint32_t index,
+                   bint is_aged) noexcept nogil:
     cdef Books* books = books_of(s)
     cdef SlotAccount* account = &books.ledger.slots[slot]
     cdef Passed* passed = holder_of(&books.backfill, slot)
@@ -166,17 +171,17 @@ cdef bint has_room(SchedulerState* s, uint32_t slot, uint32_t index) noexcept no
         holder = &s.table[passed.index]
         sequences += 1
     return (serves(s.slots[slot], entry)
-            and account.num_running + sequences <= sequence_limit(s, slot, entry.level)
+            and account.num_running + sequences <= sequence_limit(s, slot, entry.level, is_aged)
             and has_cells(s, slot, entry, holder))
 
 
 # Least connections: of the device slots that can start it now, the one that runs least for
 # its weight; then the first. NOWHERE: none can.
-cdef uint32_t place(SchedulerState* s, uint32_t index) noexcept nogil:
+cdef uint32_t place(SchedulerState* s, uint32_t index, bint is_aged) noexcept nogil:
     cdef LedgerState* ledger = &books_of(s).ledger
     cdef uint32_t i, best = NOWHERE
     for i in range(s.num_slots):
-        if not has_room(s, i, index):
+        if not has_room(s, i, index, is_aged):
             continue
         if best == NOWHERE or (ledger.slots[i].num_running * s.slots[best].weight
                                < ledger.slots[best].num_running * s.slots[i].weight):
@@ -223,7 +228,7 @@ cdef Choice choose_holder(SchedulerState* s, uint32_t* slot) noexcept nogil:
     choice.is_aged = False
     for i in range(f.num_passed):
         slot[0] = f.passed[i].slot
-        if slot[0] != NOWHERE and has_room(s, slot[0], f.passed[i].index):
+        if slot[0] != NOWHERE and has_room(s, slot[0], f.passed[i].index, False):
             choice.index = f.passed[i].index
             break
     return choice
@@ -240,10 +245,10 @@ cdef Choice choose_fitting(SchedulerState* s, int64_t now_ns, uint32_t* slot) no
         if choice.index == NOWHERE:
             break
         bump(&books.num_decisions, 1)
-        slot[0] = place(s, choice.index)
+        slot[0] = place(s, choice.index, choice.is_aged)
         if slot[0] != NOWHERE:
             break
-        if num_aside == PASSED_MAX or (has_sequence_for(s, choice.index)
+        if num_aside == PASSED_MAX or (has_sequence_for(s, choice.index, choice.is_aged)
                                        and not may_be_passed(s, choice.index, now_ns)):
             choice.index = NOWHERE
             break
@@ -266,9 +271,11 @@ cdef void count_pass(SchedulerState* s, uint32_t index, uint32_t slot) noexcept 
         bump(&f.num_passes, 1)
 
 
-cdef inline bint has_sequence(SchedulerState* s, uint32_t slot, uint32_t level) noexcept nogil:
+cdef inline bint has_sequence(SchedulerState* s, uint32_t slot, uint32_t level,
+                              bint is_aged) noexcept nogil:
     return (not s.slots[slot].buried
-            and books_of(s).ledger.slots[slot].num_running < sequence_limit(s, slot, level))
+            and books_of(s).ledger.slots[slot].num_running
+            < sequence_limit(s, slot, level, is_aged))
 
 
 # Whether anybody could start: without a sequence for the best class that waits, nobody can,
@@ -278,16 +285,16 @@ cdef bint has_any_sequence(SchedulerState* s) noexcept nogil:
     if level == NOWHERE:
         return False
     for i in range(s.num_slots):
-        if has_sequence(s, i, level):
+        if has_sequence(s, i, level, False):
             return True
     return False
 
 
 # Whether it is for want of cells that it does not start: if not, nothing need be held.
-cdef bint has_sequence_for(SchedulerState* s, uint32_t index) noexcept nogil:
+cdef bint has_sequence_for(SchedulerState* s, uint32_t index, bint is_aged) noexcept nogil:
     cdef uint32_t i
     for i in range(s.num_slots):
-        if has_sequence(s, i, s.table[index].level) and serves(s.slots[i], &s.table[index]):
+        if has_sequence(s, i, s.table[index].level, is_aged) and serves(s.slots[i], &s.table[index]):
             return True
     return False
 

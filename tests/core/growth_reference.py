@@ -135,7 +135,7 @@ class Scheduler(reference.Scheduler):
             return False
         return self.peak(i, tokens, self.expected_end(i, waiter, 0)) <= slot.kv_tokens
 
-    def place(self, waiter):
+    def place(self, waiter, is_aged=False):
         able = [(len(slot.running) / slot.weight, i) for i, slot in enumerate(self.slots) if self.has_room(i, waiter)]
         if not able:
             return None

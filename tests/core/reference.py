@@ -233,16 +233,16 @@ class Slot:
     def num_free(self):
         return self.kv_tokens - sum(w.footprint for w in self.running)
 
-    def limit_for(self, level):
-        is_urgent = any(w.level > level for w in self.running)
+    def limit_for(self, level, is_aged=False):
+        is_urgent = is_aged or any(w.level > level for w in self.running)
         return self.num_sequences + self.num_extra * is_urgent
 
-    def has_sequence(self, level):
-        return not self.is_buried and len(self.running) < self.limit_for(level)
+    def has_sequence(self, level, is_aged=False):
+        return not self.is_buried and len(self.running) < self.limit_for(level, is_aged)
 
-    def has_room(self, waiters):
+    def has_room(self, waiters, is_aged=False):
         num_tokens = sum(w.footprint for w in waiters)
-        return len(self.running) + len(waiters) <= self.limit_for(waiters[0].level) and num_tokens <= self.num_free
+        return len(self.running) + len(waiters) <= self.limit_for(waiters[0].level, is_aged) and num_tokens <= self.num_free
 
 
 @dataclass
@@ -345,13 +345,17 @@ class Scheduler:
         for waiter in sorted(late, key=lambda w: (w.expire_ns, w.arrival_no)):
             self.end_waiting(waiter, "expired")
 
-    def fits(self, waiter, i):
+    def fits(self, waiter, i, is_aged=False):
         """Whether it can start there beside what is held for another."""
         held = [one.waiter for one in self.passed if one.slot == i and one.waiter is not waiter]
-        return self.slots[i].serves(waiter) and self.slots[i].has_room([waiter, *held])
+        return self.slots[i].serves(waiter) and self.slots[i].has_room([waiter, *held], is_aged)
 
-    def place(self, waiter):
-        able = [(len(slot.running) / slot.weight, i) for i, slot in enumerate(self.slots) if self.fits(waiter, i)]
+    def place(self, waiter, is_aged=False):
+        able = [
+            (len(slot.running) / slot.weight, i)
+            for i, slot in enumerate(self.slots)
+            if self.fits(waiter, i, is_aged)
+        ]
         return min(able)[1] if able else None
 
     def record_of(self, waiter):
@@ -386,13 +390,13 @@ class Scheduler:
                 return one.waiter, False, one.slot
         misfits = []
         while (choice := self.backlog.choose(misfits)) is not None:
-            slot = self.place(choice[0])
+            slot = self.place(*choice)
             if slot is not None:
                 for one in filter(None, map(self.record_of, misfits)):
                     one.num_passes += self.slots[slot].serves(one.waiter)
                 return *choice, slot
-            waiter = choice[0]
-            lacks_cells = any(slot.has_sequence(waiter.level) and slot.serves(waiter) for slot in self.slots)
+            waiter, is_aged = choice
+            lacks_cells = any(slot.has_sequence(waiter.level, is_aged) and slot.serves(waiter) for slot in self.slots)
             if len(misfits) == PASSED_MAX or (lacks_cells and not self.may_be_passed(choice[0], now_ns)):
                 return None
             misfits.append(choice[0])

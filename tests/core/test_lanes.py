@@ -9,13 +9,13 @@ SHORT, LONG = 0, 1
 
 def two_lanes(**kwargs):
     settings = {"num_lanes": 2, "lane_weights": [3, 1], "lane_share_mins": (0.5, 0.1), "borders": (512, 2048)}
-    return make(**{**settings, "slots": [(1000, 1)], **kwargs})
+    return make(**{**settings, "slots": [(10_000, 1)], **kwargs})
 
 
 def with_waiting(*tokens_by_lane):
     """A scheduler whose only sequence is taken, and what waits behind it, by lane."""
     scheduler = two_lanes()
-    submit(scheduler, "running", footprint_tokens=1000)
+    submit(scheduler, "running", footprint_tokens=10_000)
     run(scheduler)
     handles = [
         submit(scheduler, (lane, tokens), lane=lane, footprint_tokens=tokens)
@@ -92,8 +92,15 @@ def test_a_backlog_that_swings_does_not_make_the_share_flap():
     assert seen == {(0.75, 512)}
 
 
+def test_a_flood_of_requests_in_between_does_not_make_itself_short():
+    """S15: they would stand in front of the short ones."""
+    scheduler, _ = with_waiting(0, 720)
+    share_after(scheduler, 60)
+    assert scheduler.border_tokens == 512
+
+
 def test_the_border_rises_with_long_requests_and_falls_again():
-    scheduler, handles = with_waiting(0, 400)
+    scheduler, handles = with_waiting(0, 3000)
     share_after(scheduler, 1)
     assert scheduler.border_tokens == 576
     share_after(scheduler, 30, start=1)
@@ -105,7 +112,7 @@ def test_the_border_rises_with_long_requests_and_falls_again():
 
 
 def test_nothing_moves_more_often_than_once_a_second():
-    scheduler, _ = with_waiting(0, 400)
+    scheduler, _ = with_waiting(0, 3000)
     for tick in range(100):
         run(scheduler, S + tick * S // 100)
     assert scheduler.border_tokens == 576
