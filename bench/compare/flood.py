@@ -19,6 +19,10 @@ NUM_LONG_CLIENTS = 16
 INTERVAL_S = 0.5
 SHORT_WORDS, SHORT_TOKENS = 10, 8
 DRAIN_S = 60.0
+# More tokens than any request has: no border then, and so one lane.
+ONE_LANE = {"LQS_QUEUE_SHORT_TOKENS_MAX": "1000000000", "LQS_QUEUE_LONG_TOKENS_MIN": "1000000000"}
+# S16: how far the short requests' P99 has to fall once long ones have a lane of their own.
+SPLIT_MAX = 0.2
 TTFT_MAX_MS, IDLE_MAX, BELOW_PEER_MIN = 350.0, 4.0, 100.0
 
 
@@ -44,12 +48,24 @@ async def g2(bench: Bench) -> list[Row]:
     contestants = [
         (bench.subject, by_class),
         *((server, by_class) for server in (*bench.peers, *small)),
-        (bench.subject.with_flags("in order of arrival"), in_order),
+        (bench.subject.with_flags("without classes"), in_order),
+        (bench.subject.with_environment("in order of arrival", **ONE_LANE), in_order),
     ]
-    mine, *peers, fifo = await bench.alternate("G2", bench.setup(PARALLEL, CTX), contestants)
+    mine, *peers, split, fifo = await bench.alternate("G2", bench.setup(PARALLEL, CTX), contestants)
     scale = Scale.measure()
     rows = [row for peer in peers for row in _ttft_rows(bench, scale, mine, peer)]
     rows.append(compare(None, "flood, short TTFT P99", "ms", "p99", mine, fifo))
+    rows.append(
+        compare(
+            "S16",
+            "flood, short TTFT P99, lanes and no classes",
+            "ms",
+            "p99",
+            split,
+            fifo,
+            lambda row: row.ratio <= SPLIT_MAX,
+        )
+    )
     rows.append(
         compare(
             "G2b",

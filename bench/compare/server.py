@@ -50,6 +50,7 @@ class Server:
     program: tuple[str, ...]
     extra: tuple[str, ...] = ()
     num_waiting_max: int = 512
+    environment: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Server:
@@ -64,6 +65,10 @@ class Server:
         """Return the same server with more flags under a name that says so."""
         return replace(self, name=f"{self.name} {label}", extra=self.extra + flags)
 
+    def with_environment(self, label: str, **environment: str) -> Server:
+        """Return the same server with these variables set, under a name that says so."""
+        return replace(self, name=f"{self.name} {label}", environment=(*self.environment, *environment.items()))
+
     def command(self, setup: Setup, port: int, folder: Path) -> list[str]:
         """Return the command line; a config file it needs is written to `folder`."""
         make = _lqs_command if self.kind == "lqs" else _llama_server_command
@@ -77,7 +82,7 @@ class Server:
             shown = " ".join(Path(word).name if "/" in word else word for word in words)
             if config.exists():
                 shown += " {" + "; ".join(config.read_text().split("\n")).strip("; ") + "}"
-        return shown
+        return " ".join([*(f"{name}={value}" for name, value in self.environment), shown])
 
 
 def lqs_from_here() -> Server:
@@ -146,7 +151,7 @@ async def running(server: Server, setup: Setup) -> AsyncIterator[Live]:
         clock = DecodeClock.create(folder)
         port = _free_port()
         log = folder / "log"
-        process = _start(server.command(setup, port, folder), log, clock)
+        process = _start(server.command(setup, port, folder), log, clock.environment() | dict(server.environment))
         live = Live(server, setup, Client("127.0.0.1", port), process, clock)
         try:
             await _wait_until_warm(live, log)
@@ -155,7 +160,7 @@ async def running(server: Server, setup: Setup) -> AsyncIterator[Live]:
             await _stop(process)
 
 
-def _start(command: list[str], log: Path, clock: DecodeClock) -> subprocess.Popen[bytes]:
+def _start(command: list[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     """Start a server in a session of its own, by which the watch knows what belongs to it."""
     with log.open("wb") as output:
         return subprocess.Popen(
@@ -163,7 +168,7 @@ def _start(command: list[str], log: Path, clock: DecodeClock) -> subprocess.Pope
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env=os.environ | clock.environment(),
+            env=os.environ | environment,
             start_new_session=True,
         )
 

@@ -242,7 +242,10 @@ class Slot:
 
     def has_room(self, waiters, is_aged=False):
         num_tokens = sum(w.footprint for w in waiters)
-        return len(self.running) + len(waiters) <= self.limit_for(waiters[0].level, is_aged) and num_tokens <= self.num_free
+        return (
+            len(self.running) + len(waiters) <= self.limit_for(waiters[0].level, is_aged)
+            and num_tokens <= self.num_free
+        )
 
 
 @dataclass
@@ -352,9 +355,7 @@ class Scheduler:
 
     def place(self, waiter, is_aged=False):
         able = [
-            (len(slot.running) / slot.weight, i)
-            for i, slot in enumerate(self.slots)
-            if self.fits(waiter, i, is_aged)
+            (len(slot.running) / slot.weight, i) for i, slot in enumerate(self.slots) if self.fits(waiter, i, is_aged)
         ]
         return min(able)[1] if able else None
 
