@@ -133,8 +133,8 @@ def test_nobody_waits_longer_than_its_bound(trace, num_sequences):
 
 
 def _starts_until(played, time_ns):
-    """The number of the last start that was before this time; -1 for none."""
-    return max((one.start_no for one in played.seen if one.started_ns < time_ns), default=-1)
+    """The number of the last start that was not after this time; -1 for none."""
+    return max((one.start_no for one in played.seen if one.started_ns <= time_ns), default=-1)
 
 
 @given(

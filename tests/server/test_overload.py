@@ -16,9 +16,13 @@ from tests.server.process import Server, until
 CONFIG = """
 engine.parallel = 1
 engine.ctx = 60000
+engine.urgent_sequences = 0
 queue.caps = [1]
 queue.total = 1
 queue.break_at = 0
+queue.evict = [false]
+queue.high_load_at = 1.0
+queue.entry_per_s = 0
 """
 LONG = 50_000
 
@@ -89,8 +93,10 @@ def test_a_refusal_is_fast(server: Server) -> None:
     server.wait_at_rest()
 
 
-def test_the_official_client_waits_as_it_is_told_and_is_served(server: Server) -> None:
+def test_the_official_client_waits_as_it_is_told_and_is_served(start: Start, tiny: Path) -> None:
     """The stock client retries a 429 after `retry-after-ms`; by then there is room."""
+    # One of its own: elsewhere many were promised a place before.
+    server = start(tiny, config=CONFIG)
     inside = [server.complete(LONG) for _ in range(2)]
     server.wait_waiting(1)
     refused = server.metrics()['lqs_refusals_total{reason="queue_full"}']
