@@ -55,6 +55,7 @@ cdef enum Op:
     OP_CANCELLED = 9    # ... and so did these; each of the three also settles it
     OP_NO_DEVICE = 10
     OP_SETTLED = 11     # scheduler -> loop: all is given back, the entry may be freed
+    OP_NO_KV = 12       # scheduler -> loop: as OP_EXPIRED, and it was cells that it waited for
     OP_EVICT = 14       # loop -> scheduler: one below this class must leave; back: nobody can
     OP_EVICTED = 15     # scheduler -> loop: it had to; as OP_EXPIRED, and answers OP_EVICT
 

@@ -209,7 +209,7 @@ class Sink(Protocol):
     """The receiver of one request's events, called in the event loop and never re-entered.
 
     Order: started, output..., finished, settled; or ended, settled. `ended` carries one of
-    "expired", "cancelled", "evicted" and "no_device": nothing was computed. After `settled` nothing comes.
+    "expired", "no_kv", "cancelled", "evicted" and "no_device": nothing was computed. After `settled` nothing comes.
     A sink must not raise.
     """
 

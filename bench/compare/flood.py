@@ -21,6 +21,8 @@ SHORT_WORDS, SHORT_TOKENS = 10, 8
 DRAIN_S = 60.0
 # More tokens than any request has: no border then, and so one lane.
 ONE_LANE = {"LQS_QUEUE_SHORT_TOKENS_MAX": "1000000000", "LQS_QUEUE_LONG_TOKENS_MIN": "1000000000"}
+# The flood's long requests are just short by default.
+TWO_LANES = {"LQS_QUEUE_SHORT_TOKENS_MAX": "256"}
 # S16: how far the short requests' P99 has to fall once long ones have a lane of their own.
 SPLIT_MAX = 0.2
 TTFT_MAX_MS, IDLE_MAX, BELOW_PEER_MIN = 350.0, 4.0, 100.0
@@ -48,7 +50,7 @@ async def g2(bench: Bench) -> list[Row]:
     contestants = [
         (bench.subject, by_class),
         *((server, by_class) for server in (*bench.peers, *small)),
-        (bench.subject.with_flags("without classes"), in_order),
+        (bench.subject.with_environment("with lanes and no classes", **TWO_LANES), in_order),
         (bench.subject.with_environment("in order of arrival", **ONE_LANE), in_order),
     ]
     mine, *peers, split, fifo = await bench.alternate("G2", bench.setup(PARALLEL, CTX), contestants)

@@ -9,7 +9,7 @@ from functools import partial
 
 from lqs import _core
 from lqs._core import Backlog, Charge, DoorSays, Ledger, LimitKind, Limits, Scheduler, Work
-from lqs.admission.classes import Classes
+from lqs.admission.classes import Classes, expected_tokens
 from lqs.admission.limits import Limiters
 from lqs.config import Config, QueueConfig
 from lqs.config_limits import LimitConfig
@@ -193,14 +193,14 @@ def admission(n: int) -> list[Row]:
         limits.enter(request, num_tokens_min=21, patience_ns=10**10)
         says, *_ = door.enter(request.level, begin, expire_ns=begin + 10**10)
         if says == _IN and scheduler.try_enter(request.level):
-            classes.assign_lane(request, 512)
+            classes.assign_lane(request, 512, expected_tokens(request, scheduler.seen_completion(1, 0)))
             limits.charge_work(request, patience_ns=10**10)
             scheduler.submit(
                 work, sink, key=0, model=0, level=request.level, lane=0, arrival_ns=begin, expire_ns=begin + 10**10,
                 stop_ns=0, deadline_ns=0, num_prompt_tokens=request.num_prompt_tokens,
                 max_tokens=request.max_tokens_granted, footprint_tokens=request.footprint_tokens,
             )  # fmt: skip
-            door.submit(request.footprint_tokens)
+            door.submit(request.level, request.footprint_tokens)
         times.append(float(clock() - begin))
         if number % 1000 == 999:
             scheduler.round(DEPTHS[-1])

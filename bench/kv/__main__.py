@@ -55,6 +55,7 @@ def swap_rows(model_path: Path, threads: int, rounds: int) -> list[Row]:
         prefix_sequences=4,
         flash_attention=True,
         inter_token_target_ms=200.0,
+        n_extra=0,
         swap_bytes=1 << 28,
     )
     runs = [worker.calibrate_swap(NUM_SWAPPED_TOKENS) for _ in range(rounds)]

@@ -161,6 +161,11 @@ class Generator:
         if reason == "expired":
             message = "The request waited longer in the queue than it may; nothing was computed."
             return RequestRefused("queue_timeout", message, retry_after_s=wait_s)
+        if reason == "no_kv":
+            message = (
+                "No device had the memory for it in time; nothing was computed. A smaller max_tokens may fit sooner."
+            )
+            return RequestRefused("kv_budget", message, retry_after_s=wait_s)
         if reason == "evicted":
             message = "Its place in the queue went to a request of a better class; nothing was computed."
             return RequestRefused("evicted", message, retry_after_s=wait_s)

@@ -112,7 +112,7 @@ cdef void end_waiting(SchedulerState* s, uint32_t index, Op op, int64_t now_ns) 
     cdef LevelBook* book = &books.levels[s.table[index].level]
     backlog_remove(&books.backlog, index)
     leave_backlog(s, index, now_ns)
-    if op == OP_EXPIRED:
+    if op == OP_EXPIRED or op == OP_NO_KV:
         bump(&book.num_expired, 1)
     elif op == OP_CANCELLED:
         bump(&book.num_cancelled, 1)
@@ -519,11 +519,15 @@ cdef bint sweep(SchedulerState* s, int64_t now_ns) noexcept nogil:
 # True: there was more.
 cdef bint expire(SchedulerState* s, int64_t now_ns) noexcept nogil:
     cdef TimeHeap* expiry = &books_of(s).expiry
+    cdef uint32_t index
     cdef int n
     for n in range(EXPIRIES_PER_ROUND):
         if expiry.size == 0 or expiry.nodes[0].time > now_ns:
             return False
-        end_waiting(s, expiry.nodes[0].index, OP_EXPIRED, now_ns)
+        index = expiry.nodes[0].index
+        # Who has a record had a sequence and did not fit.
+        end_waiting(s, index, OP_EXPIRED if passed_of(&books_of(s).backfill, index) == NULL
+                    else OP_NO_KV, now_ns)
     return expiry.size != 0 and expiry.nodes[0].time <= now_ns
 
 

@@ -16,6 +16,7 @@ EV_FINISHED = int(OP_FINISHED)
 EV_OUTPUT = int(OP_OUTPUT)
 EV_STARTED = int(OP_STARTED)
 EV_EXPIRED = int(OP_EXPIRED)
+EV_NO_KV = int(OP_NO_KV)
 EV_CANCELLED = int(OP_CANCELLED)
 EV_NO_DEVICE = int(OP_NO_DEVICE)
 EV_SETTLED = int(OP_SETTLED)
@@ -367,7 +368,7 @@ cdef class Scheduler:
         (EV_STARTED, sink, queue_ns)
         (EV_OUTPUT, sink, text, num_tokens, logprobs or None)   all that came since the last
         (EV_FINISHED, sink, Outcome)                            after the last output
-        (EV_EXPIRED | EV_CANCELLED | EV_NO_DEVICE | EV_EVICTED, sink, None)  ended in the queue
+        (EV_EXPIRED | EV_NO_KV | EV_CANCELLED | EV_NO_DEVICE | EV_EVICTED, sink, None)  ended in the queue
         (EV_SETTLED, sink, None)                                always the last one
         (EV_ANSWERED, None, was_evicted)                        to an evict(); after the settling
         """

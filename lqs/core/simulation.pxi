@@ -371,7 +371,7 @@ cdef class Simulation:
 cdef Ending ending_of(uint32_t op, const Attempt* attempt) noexcept nogil:
     if op == OP_SETTLED:
         return ENDING_TIMED_OUT if attempt.finish == FINISH_TIMEOUT else ENDING_SERVED
-    if op == OP_EXPIRED:
+    if op == OP_EXPIRED or op == OP_NO_KV:
         return ENDING_EXPIRED
     if op == OP_EVICTED:
         return ENDING_EVICTED

@@ -18,11 +18,7 @@ from typing import Any
 
 from lqs._core import (
     EV_ANSWERED,
-    EV_CANCELLED,
-    EV_EVICTED,
-    EV_EXPIRED,
     EV_FINISHED,
-    EV_NO_DEVICE,
     EV_OUTPUT,
     EV_SETTLED,
     EV_STARTED,
@@ -37,11 +33,7 @@ from lqs.request import Outcome, Request, RequestState, Sink
 from lqs.scheduling.entrance import Entrance, NoPlace, OnChange
 from lqs.scheduling.outlook import Outlook
 from lqs.scheduling.pace import Pace
-from lqs.scheduling.ports import Body, Observer
-
-_ENDED = {EV_EXPIRED: "expired", EV_CANCELLED: "cancelled", EV_NO_DEVICE: "no_device", EV_EVICTED: "evicted"}
-# What a client is told of those that it did not ask for.
-_REASONS = {"expired": "queue_timeout", "no_device": "no_device", "evicted": "evicted"}
+from lqs.scheduling.ports import ENDED, REASONS, Body, Observer
 
 
 @dataclass(slots=True, eq=False)
@@ -261,7 +253,7 @@ class Desk:
         elif kind == EV_SETTLED:
             self._settle(ticket)
         else:
-            self._end(ticket, _ENDED[kind])
+            self._end(ticket, ENDED[kind])
 
     def _start(self, ticket: Ticket, queue_ns: int) -> None:
         """It left the queue for a device slot."""
@@ -278,7 +270,7 @@ class Desk:
         """It left the queue and never ran."""
         request = ticket.request
         is_cancelled = reason == "cancelled"
-        request.reason = request.reason or _REASONS.get(reason)
+        request.reason = request.reason or REASONS.get(reason)
         request.state = RequestState.CANCELLED if is_cancelled else RequestState.REFUSED
         self._settle_limits(request, None)
         self.outlook.ended(request)

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from lqs._core import EV_CANCELLED, EV_EVICTED, EV_EXPIRED, EV_NO_DEVICE, EV_NO_KV
 from lqs.request import Outcome, Request
+
+# Ends in the queue, by the core's number.
+ENDED = {
+    EV_EXPIRED: "expired",
+    EV_NO_KV: "no_kv",
+    EV_CANCELLED: "cancelled",
+    EV_NO_DEVICE: "no_device",
+    EV_EVICTED: "evicted",
+}
+# What a client is told of those that it did not ask for.
+REASONS = {"expired": "queue_timeout", "no_kv": "kv_budget", "no_device": "no_device", "evicted": "evicted"}
 
 
 class Observer(Protocol):

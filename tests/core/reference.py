@@ -346,7 +346,7 @@ class Scheduler:
     def expire(self, now_ns):
         late = [w for w in self.backlog.waiting if w.expire_ns and w.expire_ns <= now_ns]
         for waiter in sorted(late, key=lambda w: (w.expire_ns, w.arrival_no)):
-            self.end_waiting(waiter, "expired")
+            self.end_waiting(waiter, "expired" if self.record_of(waiter) is None else "no_kv")
 
     def fits(self, waiter, i, is_aged=False):
         """Whether it can start there beside what is held for another."""

@@ -222,12 +222,13 @@ class LedgersAgree(RuleBasedStateMachine):
 EVENTS = {
     _core.EV_STARTED: "started",
     _core.EV_EXPIRED: "expired",
+    _core.EV_NO_KV: "no_kv",
     _core.EV_CANCELLED: "cancelled",
     _core.EV_NO_DEVICE: "no_device",
     _core.EV_EVICTED: "evicted",
     _core.EV_SETTLED: "settled",
 }
-ENDS = {"expired", "cancelled", "no_device", "evicted"}
+ENDS = {"expired", "no_kv", "cancelled", "no_device", "evicted"}
 
 
 class SchedulersAgree(RuleBasedStateMachine):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lqs._core import EV_STARTED
+from lqs._core import EV_EXPIRED, EV_NO_KV, EV_SETTLED, EV_STARTED
 
 from .test_scheduler import S, assert_empty, make, run, submit
 
@@ -172,3 +172,20 @@ def order_of_four(slot):
 def test_looking_past_misfits_changes_neither_fair_share_nor_deadlines():
     """As if there were one sequence: then nobody is looked past."""
     assert order_of_four((64, 8)) == order_of_four((10**6, 1))
+
+
+def test_who_waits_too_long_is_told_whether_it_was_for_want_of_cells():
+    scheduler = make(slots=[(64, 2)])
+    one_running(scheduler, 40)
+    submit(scheduler, "large", footprint_tokens=60, expire_ns=5 * S)
+    submit(scheduler, "small", footprint_tokens=5)
+    assert started(scheduler) == ["small"]
+    # Both sequences are taken now, and nobody has looked whether this one fits.
+    submit(scheduler, "behind", footprint_tokens=60, expire_ns=5 * S)
+    assert run(scheduler, 5 * S) == [
+        (EV_NO_KV, "large"),
+        (EV_SETTLED, "large"),
+        (EV_EXPIRED, "behind"),
+        (EV_SETTLED, "behind"),
+    ]
+    assert scheduler.snapshot()["levels"][0]["num_expired"] == 2

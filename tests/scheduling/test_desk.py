@@ -192,6 +192,21 @@ def test_a_request_that_waited_too_long_is_refused() -> None:
     assert (request.state, request.reason) == (RequestState.REFUSED, "queue_timeout")
 
 
+def test_one_that_no_device_had_the_memory_for_in_time_is_told_so() -> None:
+    scene, first, second = Scene(num_sequences=2), Told(), Told()
+    request = scene.enter()
+    request.max_tokens_granted = 900
+    scene.desk.submit(request, Work(), first, model=0)
+    scene.turn()
+    large = scene.enter(expire_ns=5 * S)
+    large.max_tokens_granted = 900
+    scene.desk.submit(large, Work(), second, model=0)
+    scene.turn(1)
+    scene.turn(6 * S)
+    assert second.events == [("ended", "no_kv"), "settled"]
+    assert (large.state, large.reason) == (RequestState.REFUSED, "kv_budget")
+
+
 def test_without_a_living_device_slot_a_request_is_refused() -> None:
     scene, sink = Scene(), Told()
     scene.core.report_dead(0)
