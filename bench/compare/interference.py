@@ -16,7 +16,9 @@ from bench.load.reply import read_reply
 from bench.load.stats import percentile
 
 CTX = 8192
-STREAM_WORDS, STREAM_TOKENS = 28, 600
+STREAM_WORDS = 28
+# By the number of streams: one alone is quick, and has to last until the prompt has been computed.
+STREAM_TOKENS = {8: 600, 1: 2400}
 IDLE_MAX = 3.0
 START_S = 60.0
 
@@ -24,7 +26,7 @@ START_S = 60.0
 async def g2c(bench: Bench) -> list[Row]:
     """Compare the P99 gap between events of 8 streams, and of 1, idle and with a long prompt."""
     rows = []
-    for num_streams in (8, 1):
+    for num_streams in STREAM_TOKENS:
         setup = bench.setup(num_streams + 1, CTX)
         measure = _measure(num_streams, quick=bench.quick)
         mine, *peers = await bench.alternate(f"G2c {num_streams} running", setup, bench.everyone(measure))
@@ -51,10 +53,11 @@ async def g2c(bench: Bench) -> list[Row]:
 
 def _measure(num_streams: int, quick: bool) -> Measure:
     num_words, idle_s = (500, 2.0) if quick else (2000, 5.0)
+    num_tokens = STREAM_TOKENS[num_streams]
 
     async def measure(live: Live) -> Values:
         client = live.client
-        streams = completions(client, STREAM_WORDS, STREAM_TOKENS, draw=5)
+        streams = completions(client, STREAM_WORDS, num_tokens, draw=5)
         backdrop = Backdrop(client, num_streams, streams)
         backdrop.start()
         await _until_all_stream(backdrop)
