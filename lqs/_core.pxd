@@ -385,7 +385,8 @@ cdef struct SchedulerState:
     void* own
     uint64_t out_buffer_bytes
     double short_share      # of prefill, where short and long prompts are open; constant
-    char pad[24]
+    uint32_t fine_level     # from this class on prompts go in the finest chunks; constant
+    char pad[20]
     Waker waker             # the scheduler sleeps on it
     char pad_waker[56]
     Waker loop_waker        # the loop sleeps on it

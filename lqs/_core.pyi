@@ -272,6 +272,7 @@ class Scheduler:
         lane_weights: Sequence[float] = (3, 1),
         lane_share_mins: Sequence[float] = (1, 1),
         borders: Sequence[int] = (0, 0),
+        fine_level: int = 255,
         bypass_max: int = 16,
         bypass_ns: int = 10_000_000_000,
         out_buffer_bytes: int = 65536,

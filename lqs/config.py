@@ -130,6 +130,9 @@ class QueueConfig(OverflowConfig, frozen=True, forbid_unknown_fields=True):
         tuple[Annotated[float, Meta(ge=0, le=1)], Annotated[float, Meta(ge=0, le=1)]],
         _key("Shares follow the backlogs, but short and long requests keep at least these parts of all."),
     ] = (0.5, 0.1)
+    fine_level: Annotated[
+        int, _key("Prompts of this class and below are computed in the finest chunks, as long ones are.", ge=0, le=8)
+    ] = 3
     bypass_max: Annotated[
         int,
         _key(

@@ -63,6 +63,7 @@ cdef struct ModelSlot:
     uint32_t num_in_turn        # sequences that a step decodes; more only if urgent ones run
     int32_t budget              # as it has been steered
     int32_t num_fine            # what is left for long prompts in the step that is filled
+    uint32_t fine_level         # prompts of this class and below go like long ones
     double short_share          # of the prefill, where both lanes have prompts open
     uint32_t kv_block           # promises grow by so many tokens; 0: they do not
     bint has_asked              # for one to grow; the scheduler hears of it after the step
@@ -94,6 +95,7 @@ cdef int model_slot_init(ModelSlot* m, SchedulerState* s, uint32_t index) noexce
     m.index = index
     m.num_in_turn = <uint32_t> account.num_sequences
     m.short_share = s.short_share
+    m.fine_level = s.fine_level
     m.kv_block = s.slots[index].kv_block
     m.sequences = <ModelSequence*> calloc(account.num_sequences + account.num_extra,
                                           sizeof(ModelSequence))
@@ -312,7 +314,7 @@ cdef int64_t put_prefills(ModelSlot* m, uint32_t lane, uint32_t level,
             continue
         n = min(budget, <int64_t> (min(seq.num_prompt, seq.granted) - seq.num_kv
                                    - seq.num_in_batch))
-        if seq.lane == LANE_LONG:
+        if seq.lane == LANE_LONG or seq.level >= m.fine_level:
             n = min(n, <int64_t> m.num_fine)
             m.num_fine -= <int32_t> n
         seq.num_in_batch += <uint32_t> n

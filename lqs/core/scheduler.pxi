@@ -93,13 +93,14 @@ cdef class Scheduler:
     A request that does not fit is passed by at most `bypass_max` others and for at most
     `bypass_ns`. `lane_share_mins` are the parts of the whole that the short and the long
     lane keep whatever the backlogs are, `borders` the bounds, in tokens, between which the
-    border of the two moves; with the defaults nothing moves.
+    border of the two moves; with the defaults nothing moves. From class `fine_level` on
+    prompts are computed in the finest chunks, as long ones are.
     """
 
     def __cinit__(self, *, uint32_t table_capacity, level_caps, uint64_t total_cap,
                   num_lanes=2, num_keys=1, key_weights=None, int64_t aging_step_ns=0,
                   aged_every=4, lane_weights=(3, 1), lane_share_mins=(1, 1),
-                  borders=(0, 0), uint32_t bypass_max=16, int64_t bypass_ns=10_000_000_000,
+                  borders=(0, 0), uint32_t fine_level=255, uint32_t bypass_max=16, int64_t bypass_ns=10_000_000_000,
                   uint64_t out_buffer_bytes=65536):
         cdef Books* books
         cdef uint32_t i
@@ -129,6 +130,7 @@ cdef class Scheduler:
         lanes_init(&books.shares, &books.backlog, lane_share_mins[0], lane_share_mins[1],
                    borders[0], borders[1])
         self.state.short_share = books.shares.share
+        self.state.fine_level = fine_level
         books.backfill.bypass_max = bypass_max
         books.backfill.bypass_ns = bypass_ns
         for i in range(books.backlog.num_levels):

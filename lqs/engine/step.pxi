@@ -255,6 +255,10 @@ cdef bint has_prefill(WorkerData* w, int32_t level, uint8_t lane) noexcept nogil
     return False
 
 
+cdef inline bint is_fine(WorkerData* w, const Sequence* seq) noexcept nogil:
+    return seq.lane == LANE_LONG or seq.level >= w.sched.fine_level
+
+
 cdef int32_t fill_prefills_of(WorkerData* w, uint8_t lane, int32_t level, int32_t budget) noexcept nogil:
     """Prefill of one lane (LANE_ANY: all) down to a class, within the budget: what is left of that."""
     cdef Sequence* seq = next_prefill(w, NULL)
@@ -262,13 +266,13 @@ cdef int32_t fill_prefills_of(WorkerData* w, uint8_t lane, int32_t level, int32_
     while seq != NULL and budget > 0 and seq.level <= level:
         if lane == LANE_ANY or seq.lane == lane:
             n = min(budget, <int32_t>(min(seq.num_fill, seq.granted) - seq.num_kv - seq.in_batch))
-            if seq.lane == LANE_LONG:
+            if is_fine(w, seq):
                 n = min(n, w.num_fine)
             if n > 0 and not make_room(w, w.batch.n_tokens + n):
                 return 0
             add_prefill(w, seq, n)
             budget -= n
-            if seq.lane == LANE_LONG:
+            if is_fine(w, seq):
                 w.num_fine -= n
         seq = next_prefill(w, seq)
     return budget
@@ -277,8 +281,8 @@ cdef int32_t fill_prefills_of(WorkerData* w, uint8_t lane, int32_t level, int32_
 cdef void fill_prefills(WorkerData* w) noexcept nogil:
     """Best class first. Where short and long prompts of it are open they share the budget as their
     lanes do, so that a long one does not stand in front of the short ones; what a lane does not
-    need is lent. Long prompts go in the smallest chunks that are not dearer: whoever comes
-    meanwhile waits for a short step."""
+    need is lent. Long prompts, and those of low classes, go in the smallest chunks that are not
+    dearer: whoever comes meanwhile waits for a short step."""
     cdef int32_t budget = min(max(w.budget - w.batch.n_tokens, PREFILL_MIN), w.batch_max - w.batch.n_tokens)
     cdef int32_t best = best_prefill_level(w)
     cdef int32_t part

@@ -27,6 +27,7 @@ def make_scheduler(config: Config, key_weights: list[float]) -> Scheduler:
         lane_weights=queue.lane_weights,
         lane_share_mins=queue.lane_share_mins,
         borders=(queue.short_tokens_max, queue.long_tokens_min),
+        fine_level=queue.fine_level,
         bypass_max=queue.bypass_max,
         bypass_ns=int(queue.bypass_s * NS_PER_S),
         out_buffer_bytes=config.engine.out_buffer_bytes,

@@ -54,6 +54,7 @@ class Rig:
         n_ctx: int = 2048,
         n_seq: int = 4,
         n_extra: int = 0,
+        fine_level: int = 255,
         out_buffer_bytes: int = 65536,
         kv_block: int = 0,
         kv_tokens: int | None = None,
@@ -69,6 +70,7 @@ class Rig:
             key_weights=[1.0] * 8,
             aging_step_ns=60_000_000_000,
             aged_every=4,
+            fine_level=fine_level,
             out_buffer_bytes=out_buffer_bytes,
         )
         self.workers = []

@@ -66,3 +66,14 @@ def test_a_long_prompt_does_not_stand_in_front_of_a_short_one(default_model):
         short = rig.submit(chat("Say yes."), lane=SHORT, max_tokens=4, temperature=0.0, cache_prompt=False)
         rig.finish(long, short)
         assert short.outcome.first_token_ns < long.outcome.prefill_done_ns
+
+
+def test_prompts_of_low_classes_go_in_the_finest_chunks(default_model):
+    """As many steps as chunks of sixteen; one of a better class needs one."""
+    with Rig(default_model, n_ctx=2048, n_seq=2, threads=1, fine_level=3) as rig:
+        steps = []
+        for level in (2, 3):
+            before = rig.worker.snapshot()["num_decodes"]
+            rig.ask([5] * 65, level=level, max_tokens=1, temperature=0.0, ignore_eos=True, cache_prompt=False)
+            steps.append(rig.worker.snapshot()["num_decodes"] - before)
+        assert steps == [1, 5]

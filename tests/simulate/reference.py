@@ -52,6 +52,7 @@ class Worker:
     cost: tuple
     budget: int
     fine_budget: int
+    fine_level: int
     batch_max: int
     target_ns: int
     short_share: float
@@ -100,10 +101,11 @@ class Worker:
             for i, sequence in enumerate(opened):
                 if is_meant(sequence.ask):
                     rest = sequence.ask.prompt - sequence.filled - taken[i]
-                    tokens = min(budget, rest, fine if sequence.ask.lane else rest)
+                    is_fine = sequence.ask.lane or sequence.ask.level >= self.fine_level
+                    tokens = min(budget, rest, fine if is_fine else rest)
                     taken[i] += tokens
                     budget -= tokens
-                    fine -= tokens * sequence.ask.lane
+                    fine -= tokens * bool(is_fine)
             return budget
 
         lanes = {s.ask.lane for s in opened if s.ask.level == urgent}
@@ -150,7 +152,19 @@ class Worker:
 
 
 def simulate(
-    asks, *, slots, costs, budget, fine_budget, batch_max, target_ns, border, num_extra=0, queue_limit_ns=0, **backlog
+    asks,
+    *,
+    slots,
+    costs,
+    budget,
+    fine_budget,
+    batch_max,
+    target_ns,
+    border,
+    fine_level=255,
+    num_extra=0,
+    queue_limit_ns=0,
+    **backlog,
 ):
     """Fill in what becomes of each request. `slots` are (kv_tokens, num_sequences)."""
     weights = backlog["lane_weights"]
@@ -159,7 +173,7 @@ def simulate(
     twin = Backlog(num_places=places, num_tokens=kv_tokens, **backlog)
     scheduler = Scheduler(twin, [Slot(0, kv_tokens, num, 1.0, num_extra) for kv_tokens, num in slots])
     workers = [
-        Worker(cost, budget, fine_budget, batch_max, target_ns, short_share, num)
+        Worker(cost, budget, fine_budget, fine_level, batch_max, target_ns, short_share, num)
         for cost, (_, num) in zip(costs, slots, strict=True)
     ]
     for ask in asks:
@@ -209,6 +223,7 @@ def hear(scheduler, asks, waiters, workers, now_ns):
             ask.started_ns = now_ns
             ask.start_no = 1 + max(other.start_no for other in asks)
             workers[waiters[index].slot].sent.append((ask, waiters[index]))
-        elif what in ("expired", "no_device"):
-            ask.ended_ns, ask.ending = now_ns, what
+        elif what in ("expired", "no_kv", "no_device"):
+            # Why it did not start in time is nothing that a simulation tells.
+            ask.ended_ns, ask.ending = now_ns, "expired" if what == "no_kv" else what
     scheduler.events.clear()

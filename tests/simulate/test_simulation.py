@@ -158,6 +158,7 @@ def test_skipping_over_equal_steps_changes_nothing(
         "batch_max": data.draw(st.integers(6, 60)),
         "target_ns": target_ns,
         "border": 40,
+        "fine_level": data.draw(st.integers(0, 3)),
         "num_lanes": 2,
         "num_levels": 3,
         "num_keys": 3,
