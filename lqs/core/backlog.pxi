@@ -191,7 +191,7 @@ cdef struct BacklogState:
     double lane_weight_sum
     uint64_t lane_running[MAX_LANES]
     uint64_t lane_tokens[MAX_LANES]         # KV tokens promised to what runs of a lane
-    uint64_t lane_waiting_tokens[MAX_LANES] # ... and wanted by what waits
+    uint64_t lane_waiting_tokens[MAX_LANES]  # ... and wanted by what waits
     uint64_t far_above_tokens       # who wants more than that ...
     uint64_t far_waiting_tokens     # ... and waits: what those want together
     uint64_t num_places     # sequences that the lanes share; 0: no shares

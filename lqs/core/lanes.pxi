@@ -23,7 +23,7 @@ cdef struct LanesState:
     bint is_following
     double share                    # of the short lane, as configured
     double share_min, share_max
-    uint64_t border_min, border_max # tokens
+    uint64_t border_min, border_max  # tokens
     uint64_t border_tokens          # atomic, one writer
     int64_t moved_ns
 
