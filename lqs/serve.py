@@ -35,6 +35,7 @@ from lqs.observe.door import door_log
 from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
 from lqs.process import in_thread, leave, raise_file_limit, run_with_signals
+from lqs.reload import taken_over
 from lqs.scheduling.core import make_door, make_scheduler
 from lqs.scheduling.desk import Desk
 from lqs.scheduling.outlook import make_outlook
@@ -111,11 +112,8 @@ class Server:
     def reload(self) -> None:
         """Read keys and limits again; what is wrong with them is logged and changes nothing."""
         try:
-            config = self._reload_config() if self._reload_config else self._config
-            if config.queue.levels != self._config.queue.levels:
-                raise StartError("queue.levels: the classes change only with a restart.")
-            if config.queue.table_capacity != self._config.queue.table_capacity:
-                raise StartError("queue.table_capacity: it changes only with a restart.")
+            read = self._reload_config() if self._reload_config else self._config
+            config, waiting = taken_over(self._config, read)
             self._services.keys.reload(config)
         except StartError as error:
             self._log.error("reload failed, nothing changed", reason=str(error))
@@ -123,6 +121,8 @@ class Server:
         self._gate.reload(config)
         keys = self._services.keys
         self._log.info("reloaded", keys=keys.num_keys)
+        if waiting:
+            self._log.warning("some changes wait for a restart", settings=",".join(waiting))
         if keys.is_guarded and not keys.num_keys:
             self._log.warning("nobody can come in: the key file is missing or empty", file=config.keys.file)
 

@@ -65,7 +65,7 @@ def load(
     except msgspec.ValidationError as error:
         raise ConfigError(_name_the_key(str(error), tree)) from None
     config = msgspec.structs.replace(config, tiers=_tiers(config, is_named="tiers" in tree))
-    _check_together(config)
+    check_together(config)
     return config
 
 
@@ -254,7 +254,7 @@ def _wrong_table(tables: Mapping[str, Any], struct: type[Struct]) -> str:
     raise AssertionError("every table is right")
 
 
-def _check_together(config: Config) -> None:
+def check_together(config: Config) -> None:
     """What no key alone can show."""
     queue, engine, num_levels = config.queue, config.engine, len(config.queue.levels)
     rules = [

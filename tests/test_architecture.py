@@ -25,7 +25,7 @@ FLOORS = (
     {"cli"},
     {"commands"},
     {"simulate"},
-    {"serve", "listen", "collector", "process", "guard"},
+    {"serve", "listen", "collector", "process", "guard", "reload"},
     {"api"},
     {"admission"},
     {"scheduling"},
@@ -40,7 +40,7 @@ FLOORS = (
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Read as one part although they are several files.
-NEIGHBOURS = {("serve", "listen"), ("serve", "collector"), ("serve", "process"), ("serve", "guard")}
+NEIGHBOURS = {("serve", name) for name in ("listen", "collector", "process", "guard", "reload")}
 
 # Each foreign library comes in by one door.
 DOORS = {

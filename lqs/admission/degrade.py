@@ -58,7 +58,9 @@ class Degrader:
             return None
 
     def _is_allowed(self, request: Request) -> bool:
-        match self._config.tiers[request.tenant.tier].degrade:
+        # A reload may have taken its tier away while it was at the door.
+        tier = self._config.tiers.get(request.tenant.tier)
+        match "never" if tier is None else tier.degrade:
             case "never":
                 return False
             case "ask":

@@ -125,6 +125,8 @@ class Gate:
         served = self._open(request, now_ns)
         request.model_index = served.index
         set_limits(request, self._config.queue)
+        if request.expire_ns <= now_ns:
+            raise self._refusal(request, "queue_timeout", "Its time was over when it came.", RETRY_AFTER_S_MIN)
         self._limits.enter(
             request, num_tokens_min=_num_tokens_min(request, served), patience_ns=request.expire_ns - now_ns
         )

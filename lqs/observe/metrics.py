@@ -32,7 +32,7 @@ _LANES = tuple(lane.name.lower() for lane in Lane)
 _DEVICE_STATES = ("new", "ready", "stopped", "dead", "parked")
 
 # (name, doc) of what it shows by limit.
-_LIMIT_REMAINING = ("lqs_limit_remaining", "What is left of a limit for the whole server.")
+_LIMIT_REMAINING = ("lqs_limit_remaining", "What is left of a limit for the whole server; of compute in microseconds.")
 _LIMIT_REFUSALS = ("lqs_limit_refusals", "Requests that a limit refused.")
 
 Snapshot = Callable[[], Mapping[str, Any]]

@@ -140,6 +140,10 @@ class Desk:
                 max_tokens=request.max_tokens_granted,
                 footprint_tokens=request.footprint_tokens,
             )
+        except IndexError:
+            # A key or a lane that the core has no room for: nothing of it may stay behind.
+            self.entrance.lose(request)
+            raise
         except TableFull:
             self.entrance.lose(request)
             request.state, request.reason = RequestState.REFUSED, "queue_full"

@@ -207,6 +207,15 @@ def test_one_that_no_device_had_the_memory_for_in_time_is_told_so() -> None:
     assert (large.state, large.reason) == (RequestState.REFUSED, "kv_budget")
 
 
+def test_a_key_that_the_core_has_no_room_for_leaves_nothing_behind() -> None:
+    scene = Scene()
+    request = scene.enter()
+    request.tenant = Tenant("t", "normal", 99, 2, 2)
+    with pytest.raises(IndexError):
+        scene.desk.submit(request, Work(), Told(), model=0)
+    assert (scene.desk.num_inside, scene.core.num_entered(2)) == (0, 0)
+
+
 def test_without_a_living_device_slot_a_request_is_refused() -> None:
     scene, sink = Scene(), Told()
     scene.core.report_dead(0)

@@ -1,0 +1,42 @@
+"""What a running server takes over of a config that was read again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lqs.errors import ConfigError
+from lqs.reload import taken_over
+from lqs.settings import load
+
+STARTED = load(None, None, {"engine.parallel": 4, "queue.total": 10, "queue.table_capacity": 16})
+
+
+def read(**flags: Any) -> Any:
+    base = {"engine.parallel": 4, "queue.total": 10, "queue.table_capacity": 16}
+    return load(None, None, base | {name.replace("__", "."): value for name, value in flags.items()})
+
+
+def test_limits_and_bounds_are_taken_over() -> None:
+    config, waiting = taken_over(STARTED, read(queue__total=12, queue__timeout_s=5.0))
+    assert (config.queue.total, config.queue.timeout_s, waiting) == (12, 5.0, [])
+
+
+def test_what_was_built_at_the_start_stays_and_is_named() -> None:
+    config, waiting = taken_over(STARTED, read(engine__ctx=512, server__port=1, keys__file="k", keys__num_keys_max=9))
+    assert (config.engine, config.server) == (STARTED.engine, STARTED.server)
+    assert (config.keys.file, config.keys.num_keys_max) == ("", 1024)
+    assert waiting == ["server", "engine", "keys.file", "keys.num_keys_max"]
+
+
+def test_bounds_are_held_against_the_sequences_that_run() -> None:
+    """Fewer sequences in the file do not make room in the table."""
+    with pytest.raises(ConfigError, match="table_capacity"):
+        taken_over(STARTED, read(engine__parallel=1, queue__total=15))
+
+
+@pytest.mark.parametrize("flags", [{"queue__table_capacity": 32}, {"queue__levels": ("a", "b", "c", "d", "e")}])
+def test_some_changes_are_refused(flags: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="restart"):
+        taken_over(STARTED, read(**flags))
