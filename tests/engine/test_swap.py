@@ -132,9 +132,12 @@ def test_one_that_is_out_can_be_cancelled_and_the_others_go_on(default_model, sw
 def test_the_time_of_one_that_is_out_runs_on(default_model):
     with Rig(default_model, n_ctx=512, kv_tokens=200, n_seq=4, threads=1, kv_block=BLOCK) as rig:
         expect_short(rig)
+        probe = rig.ask(chat(PROMPTS[0]), max_tokens=40, ignore_eos=True, cache_prompt=False).outcome
+        token_ns = (probe.finished_ns - probe.prefill_done_ns) // 40
         first = [rig.submit(chat(p), max_tokens=150, ignore_eos=True) for p in PROMPTS[:3]]
+        # The cells are full after some 140 tokens of all four; the last one would be through after 600.
         last = rig.submit(
-            chat(PROMPTS[3]), max_tokens=150, ignore_eos=True, stop_ns=time.monotonic_ns() + 1_000_000_000
+            chat(PROMPTS[3]), max_tokens=150, ignore_eos=True, stop_ns=time.monotonic_ns() + 250 * token_ns
         )
         rig.finish(last)
         assert last.outcome.finish == TIMEOUT
