@@ -51,15 +51,7 @@ cdef void set_aside(BacklogState* b, uint32_t index, Aside* aside) noexcept nogi
     aside.index = index
     aside.floor = level.floor
     aside.by_deadline = b.places[index] != NOWHERE
-    age_unlink(b.links, level, index)
-    if aside.by_deadline:
-        heap_remove(&queue.deadlines, b.table, index)
-    else:
-        fifo_unlink(b.links, queue, index)
-    aside.has_left = queue.head == NOWHERE and queue.deadlines.size == 0
-    if aside.has_left:
-        key_leave(level, entry.key)
-    level.num_waiting -= 1
+    aside.has_left = unlink(b, level, queue, index)
 
 
 cdef inline void age_relink(Links* links, Level* level, uint32_t index) noexcept nogil:

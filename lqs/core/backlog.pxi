@@ -413,19 +413,27 @@ cdef void backlog_push(BacklogState* b, uint32_t index) noexcept nogil:
         b.far_waiting_tokens += entry.share_tokens
 
 
-# O(log n): the entry knows its places.
-cdef void backlog_remove(BacklogState* b, uint32_t index) noexcept nogil:
-    cdef Entry* entry = &b.table[index]
-    cdef Level* level = level_of(b, entry.lane, entry.level)
-    cdef KeyQueue* queue = &level.queues[entry.key]
+# Take a waiting entry out of its level and its key's queue. True: it was the last of its
+# key there, so the key has left too. O(log n): the entry knows its places.
+cdef inline bint unlink(BacklogState* b, Level* level, KeyQueue* queue,
+                        uint32_t index) noexcept nogil:
     age_unlink(b.links, level, index)
     if b.places[index] != NOWHERE:
         heap_remove(&queue.deadlines, b.table, index)
     else:
         fifo_unlink(b.links, queue, index)
-    if queue.head == NOWHERE and queue.deadlines.size == 0:
-        key_leave(level, entry.key)
     level.num_waiting -= 1
+    if queue.head != NOWHERE or queue.deadlines.size:
+        return False
+    key_leave(level, b.table[index].key)
+    return True
+
+
+cdef void backlog_remove(BacklogState* b, uint32_t index) noexcept nogil:
+    cdef Entry* entry = &b.table[index]
+    cdef Level* level = level_of(b, entry.lane, entry.level)
+    cdef KeyQueue* queue = &level.queues[entry.key]
+    unlink(b, level, queue, index)
     b.num_waiting -= 1
     b.lane_waiting_tokens[entry.lane] -= entry.share_tokens
     if entry.share_tokens > b.far_above_tokens:
