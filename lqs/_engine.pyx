@@ -89,8 +89,9 @@ cdef enum Phase:
 cdef enum:
     LEVEL_NONE = 255
     LANE_ANY = 255
-    GARBAGE_MIN = 512               # cells of garbage under which compacting is not worth it
+    GARBAGE_MIN = 192               # cells of garbage under which compacting is not worth it
     COMPACT_BYTES_MAX = 1 << 30     # host memory that a compaction may take
+    SAVED_KEEP_MAX = 1 << 28        # of it, what stays for the next one
     CELL_BYTES = 8                  # what a state holds for a cell beside keys and values
 
 cdef uint64_t NEVER = 0xFFFFFFFFFFFFFFFFULL
@@ -229,6 +230,8 @@ cdef struct WorkerData:
     uint32_t cells_used     # by sequences, shared ones once
     uint32_t garbage        # dropped, not yet free (prefix.pxi)
     int32_t garbage_id
+    char* saved             # states on their way through a compaction
+    size_t saved_bytes
     bint compacting
     uint32_t kv_block       # promises grow by so many cells; 0: they do not
     uint32_t num_out

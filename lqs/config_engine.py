@@ -42,7 +42,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             ge=1,
             le=65_536,
         ),
-    ] = 48
+    ] = 63
     kv_unified: Annotated[bool, key("One KV budget for all sequences; false: an equal part each.")] = True
     kv_mode: Annotated[
         str,

@@ -300,40 +300,44 @@ cdef bint has_best_prefill(ModelSlot* m, uint32_t lane) noexcept nogil:
     return False
 
 
-# Prefill of one lane (ANY_LANE: all) down to a class, within the budget: what is left of that.
-cdef int64_t put_prefills(ModelSlot* m, uint32_t lane, uint32_t level,
-                          int64_t budget) noexcept nogil:
+# Prefill of one lane (ANY_LANE: all) down to a class, within the budget: what is left of that,
+# and of what the batch holds. A rest of less than PREFILL_MIN goes along, but for a fine one.
+cdef int64_t put_prefills(ModelSlot* m, uint32_t lane, uint32_t level, int64_t budget,
+                          int64_t* room) noexcept nogil:
     cdef ModelSequence* seq
     cdef uint32_t i
-    cdef int64_t n
+    cdef int64_t n, rest
     for i in range(m.num_opened):
         seq = m.opened[i]
         if budget <= 0 or seq.level > level:
             break
         if lane != ANY_LANE and seq.lane != lane:
             continue
-        n = min(budget, <int64_t> (min(seq.num_prompt, seq.granted) - seq.num_kv
-                                   - seq.num_in_batch))
+        rest = <int64_t> (min(seq.num_prompt, seq.granted) - seq.num_kv - seq.num_in_batch)
+        n = min(budget, rest)
         if seq.lane == LANE_LONG or seq.level >= m.fine_level:
             n = min(n, <int64_t> m.num_fine)
             m.num_fine -= <int32_t> n
+        elif rest - n < PREFILL_MIN and rest <= room[0]:
+            n = rest
         seq.num_in_batch += <uint32_t> n
         budget -= n
+        room[0] -= n
     return budget
 
 
 cdef void put_all_prefills(ModelSlot* m, int64_t num_decodes) noexcept nogil:
-    cdef int64_t budget = min(max(m.budget - num_decodes, <int64_t> PREFILL_MIN),
-                              m.cost.batch_max - num_decodes)
+    cdef int64_t room = m.cost.batch_max - num_decodes
+    cdef int64_t budget = min(max(m.budget - num_decodes, <int64_t> PREFILL_MIN), room)
     cdef uint32_t best = m.opened[0].level
     cdef int64_t part
     m.num_fine = max(m.cost.fine_budget, <int32_t> PREFILL_MIN)
     if has_best_prefill(m, LANE_SHORT) and has_best_prefill(m, LANE_LONG):
         part = <int64_t> (budget * m.short_share + 0.5)
         budget -= part
-        budget += put_prefills(m, LANE_SHORT, best, part)
-        budget = put_prefills(m, LANE_LONG, best, budget)
-    put_prefills(m, ANY_LANE, ANY_LEVEL, budget)
+        budget += put_prefills(m, LANE_SHORT, best, part, &room)
+        budget = put_prefills(m, LANE_LONG, best, budget, &room)
+    put_prefills(m, ANY_LANE, ANY_LEVEL, budget, &room)
 
 
 cdef void load_prefills(ModelSlot* m, StepLoad* load) noexcept nogil:
@@ -355,8 +359,8 @@ cdef void load_prefills(ModelSlot* m, StepLoad* load) noexcept nogil:
             load.num_drawn += 1
             load.num_steps = 1
         else:
-            # Its last piece is another step: it is shorter, or draws a token.
-            load.num_steps = min(load.num_steps, <uint64_t> (rest - 1) // n)
+            # Its last piece is another step: it is shorter, or takes a rest along, or draws a token.
+            load.num_steps = min(load.num_steps, <uint64_t> max((<int64_t> rest - PREFILL_MIN) // n, 1))
             load.num_steps = min(load.num_steps, <uint64_t> (seq.granted - seq.num_kv) // n)
 
 

@@ -23,11 +23,12 @@
 # who came and went. So nothing is freed one by one: what is dropped goes to a sequence of
 # its own, the garbage, and stays marked as used. llama.cpp then always takes the next cell
 # above the last one, and every sequence lies in the order of its positions. When garbage
-# outgrows a quarter of what lives, or the end of the cache is reached, `compact` lays the
+# outgrows an eighth of what lives, or the end of the cache is reached, `compact` lays the
 # living out from the start again (their states go to host memory and come back, bit for
-# bit). That copies some four cells for one that was freed, tens of microseconds a token;
-# but attention walks over all cells up to the last one, and a quarter is where the sum of
-# both is least (the default model, 32 sequences, one thread).
+# bit). That copies some eight cells for one that was freed; but attention walks over all
+# cells up to the last one, and an eighth is where the sum of both is least (the default
+# model, 32 sequences, one thread). Most of what a copy costs are the first touches of fresh
+# memory, so the buffer stays.
 # A split cache has this order by itself, a GPU's attention does not round by cell order:
 # both free at once.
 #
@@ -149,7 +150,7 @@ cdef bint make_room(WorkerData* w, uint32_t num_cells) noexcept nogil:
         if evict(w, NULL) == NULL:
             return False
     if w.garbage > 0 and (w.cells_used + w.garbage + num_cells > w.num_cells
-                          or w.garbage > max(w.cells_used // 4, <uint32_t>GARBAGE_MIN)):
+                          or w.garbage > max(w.cells_used // 8, <uint32_t>GARBAGE_MIN)):
         compact(w)
     return True
 
@@ -177,6 +178,22 @@ cdef void shed_for_compaction(WorkerData* w) noexcept nogil:
             return
 
 
+cdef char* room_to_save(WorkerData* w, size_t room) noexcept nogil:
+    """The buffer for a compaction's states, `room` bytes; NULL where that is too much."""
+    if room > w.saved_bytes:
+        free_saved(w)
+        if room <= COMPACT_BYTES_MAX:
+            w.saved = <char*>malloc(room)
+            w.saved_bytes = room if w.saved != NULL else 0
+    return w.saved if room <= w.saved_bytes else NULL
+
+
+cdef void free_saved(WorkerData* w) noexcept nogil:
+    free(w.saved)
+    w.saved = NULL
+    w.saved_bytes = 0
+
+
 cdef void compact(WorkerData* w) noexcept nogil:
     """Lay everything that lives out from the first cell on, each sequence in its order.
 
@@ -187,14 +204,15 @@ cdef void compact(WorkerData* w) noexcept nogil:
     cdef size_t room
     shed_for_compaction(w)
     room = state_bytes(w)
-    saved = <char*>malloc(room) if room <= COMPACT_BYTES_MAX else NULL
+    saved = room_to_save(w, room)
     if saved == NULL and room > 0:
         lqs_seq_rm(w.ctx, w.garbage_id, -1, -1)
     else:
         save_all(w, saved)
         lqs_memory_clear(w.ctx)
         restore_all(w, saved)
-        free(saved)
+        if room > SAVED_KEEP_MAX:
+            free_saved(w)
         w.stats.num_compactions += 1
     w.garbage = 0
 

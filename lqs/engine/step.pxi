@@ -260,14 +260,21 @@ cdef inline bint is_fine(WorkerData* w, const Sequence* seq) noexcept nogil:
 
 
 cdef int32_t fill_prefills_of(WorkerData* w, uint8_t lane, int32_t level, int32_t budget) noexcept nogil:
-    """Prefill of one lane (LANE_ANY: all) down to a class, within the budget: what is left of that."""
+    """Prefill of one lane (LANE_ANY: all) down to a class, within the budget: what is left of that.
+
+    A rest of less than PREFILL_MIN goes along, as it would cost more in a step of its own;
+    but for those that go in small chunks.
+    """
     cdef Sequence* seq = next_prefill(w, NULL)
-    cdef int32_t n
+    cdef int32_t n, rest
     while seq != NULL and budget > 0 and seq.level <= level:
         if lane == LANE_ANY or seq.lane == lane:
-            n = min(budget, <int32_t>(min(seq.num_fill, seq.granted) - seq.num_kv - seq.in_batch))
+            rest = <int32_t>(min(seq.num_fill, seq.granted) - seq.num_kv - seq.in_batch)
+            n = min(budget, rest)
             if is_fine(w, seq):
                 n = min(n, w.num_fine)
+            elif rest - n < PREFILL_MIN and rest <= w.batch_max - w.batch.n_tokens:
+                n = rest
             if n > 0 and not make_room(w, w.batch.n_tokens + n):
                 return 0
             add_prefill(w, seq, n)
@@ -326,7 +333,8 @@ cdef uint32_t step_tokens_max(WorkerData* w) noexcept nogil:
             num_decodes += 1
         elif w.seqs[i].phase == PHASE_PREFILL:
             num_prefill += w.seqs[i].num_fill - w.seqs[i].num_kv
-    return num_decodes + min(num_prefill, <uint32_t>max(w.budget, PREFILL_MIN))
+    # Each of the three fillings may take one rest along.
+    return num_decodes + min(num_prefill, <uint32_t>(max(w.budget, PREFILL_MIN) + 3 * PREFILL_MIN))
 
 
 cdef bint fill_batch(WorkerData* w) noexcept nogil:

@@ -3,7 +3,7 @@
 # llama.cpp's CPU attention has another kernel for 64 and more tokens at once
 # (GGML_FA_TILE_Q), whose sums round differently. Below that a token's logits do not depend
 # on how many others share its step, so a text does not either; it costs nothing on a CPU.
-CPU_UBATCH_MAX = 48
+CPU_UBATCH_MAX = 63
 
 LOGPROBS_MAX = 20
 
@@ -358,6 +358,7 @@ cdef class Worker:
         llama_batch_free(w.batch)
         scratch_free(&w.scratch)
         free(w.logprobs_buf)
+        free_saved(w)
         if w.seqs != NULL:
             for i in range(w.num_ids):
                 free(w.seqs[i].tokens)

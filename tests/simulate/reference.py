@@ -83,7 +83,7 @@ class Worker:
         back = sorted(self.sequences, key=self.rank)[len(self.sequences) - over :]
         decodes = [s for s in self.sequences if not s.is_open and not self.is_left_out(s, urgent, back)]
         budget = min(max(self.budget - len(decodes), PREFILL_MIN), self.batch_max - len(decodes))
-        return [(s, 1) for s in decodes] + self.prefills(opened, urgent, budget)
+        return [(s, 1) for s in decodes] + self.prefills(opened, urgent, budget, len(decodes))
 
     def rank(self, sequence):
         return sequence.ask.level, sequence.order
@@ -92,18 +92,22 @@ class Worker:
         is_least = sequence.ask.level > urgent or sequence in back
         return is_least and self.step_no - sequence.last_step < DECODE_EVERY
 
-    def prefills(self, opened, urgent, budget):
+    def prefills(self, opened, urgent, budget, num_decodes):
         taken = [0] * len(opened)
         fine = max(self.fine_budget, PREFILL_MIN)
+        room = self.batch_max - num_decodes
 
         def take(budget, is_meant):
-            nonlocal fine
+            nonlocal fine, room
             for i, sequence in enumerate(opened):
-                if is_meant(sequence.ask):
+                if budget > 0 and is_meant(sequence.ask):
                     rest = sequence.ask.prompt - sequence.filled - taken[i]
                     is_fine = sequence.ask.lane or sequence.ask.level >= self.fine_level
                     tokens = min(budget, rest, fine if is_fine else rest)
+                    if not is_fine and rest - tokens < PREFILL_MIN and rest <= room:
+                        tokens = rest
                     taken[i] += tokens
+                    room -= tokens
                     budget -= tokens
                     fine -= tokens * bool(is_fine)
             return budget

@@ -15,10 +15,15 @@ SIZES_MS = {16: 90.0, 32: 170.0, 64: 350.0, 128: 560.0}
 
 
 def test_terms_are_counted_as_often_as_they_occur():
-    first, rest = occurrences(Experiment(1, 24, 3), SHAPE)
-    # Two steps, of 16 and of 8 tokens; the last of them is drawn for.
-    assert first == pytest.approx([2, 1, 23, 24 * 25 / 2, 16 * 16 + 8 * 24], rel=1e-3)
-    assert rest == pytest.approx([2, 2, 0, 25 + 26, 25 + 26], rel=1e-3, abs=1e-3)
+    first, rest = occurrences(Experiment(1, 32, 3), SHAPE)
+    # Two steps of 16 tokens; the last token is drawn for.
+    assert first == pytest.approx([2, 1, 31, 32 * 33 / 2, 16 * 16 + 16 * 32], rel=1e-3)
+    assert rest == pytest.approx([2, 2, 0, 33 + 34, 33 + 34], rel=1e-3, abs=1e-3)
+
+
+def test_a_rest_shorter_than_the_smallest_chunk_goes_along():
+    first, _ = occurrences(Experiment(1, 24, 3), SHAPE)
+    assert first == pytest.approx([1, 1, 23, 24 * 25 / 2, 24 * 24], rel=1e-3)
 
 
 def test_equal_requests_share_their_steps():

@@ -186,8 +186,8 @@ def test_a_million_steps_are_one_event():
 
 def test_a_prompt_in_pieces_waits_for_its_last_piece():
     run = Run([Ask(0, 40, 2)], slots=[(64, 1)], costs=[COST]).to_the_end()
-    # 16 + 16 + 8 tokens, the last of which is drawn for, then one decode.
-    first_ns = (3 + 16) * MS + (3 + 16) * MS + (3 + 7 + 2) * MS
+    # 16 + 24 tokens, as a rest of 8 goes along; the last of them is drawn for. Then one decode.
+    first_ns = (3 + 16) * MS + (3 + 23 + 2) * MS
     assert run.outcomes == [(0, first_ns, first_ns + 5 * MS, "served")]
 
 
