@@ -87,6 +87,8 @@ class Backlog:
         aged_every: int = 4,
         key_weights: Sequence[float] | None = None,
         lane_weights: Sequence[float] | None = None,
+        lane_caps: Sequence[int] | None = None,
+        lane_token_caps: Sequence[int] | None = None,
         num_places: int = 0,
         num_tokens: int = 0,
     ) -> Self: ...
@@ -271,6 +273,8 @@ class Scheduler:
         aged_every: int = 4,
         lane_weights: Sequence[float] = (3, 1),
         lane_share_mins: Sequence[float] = (1, 1),
+        lane_caps: Sequence[int] | None = None,
+        lane_token_caps: Sequence[int] | None = None,
         borders: Sequence[int] = (0, 0),
         fine_level: int = 255,
         bypass_max: int = 16,

@@ -130,6 +130,14 @@ class QueueConfig(OverflowConfig, frozen=True, forbid_unknown_fields=True):
         tuple[Annotated[float, Meta(ge=0, le=1)], Annotated[float, Meta(ge=0, le=1)]],
         _key("Shares follow the backlogs, but short and long requests keep at least these parts of all."),
     ] = (0.5, 0.1)
+    lane_sequences: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=65_536)], Annotated[int, Meta(ge=0, le=65_536)]],
+        _key("So many short and so many long requests run at most, even if nobody else wants the places; 0: no bound."),
+    ] = (0, 0)
+    lane_ctx: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=1 << 40)], Annotated[int, Meta(ge=0, le=1 << 40)]],
+        _key("No more short or long requests start while those that run are promised so many KV cells; 0: no bound."),
+    ] = (0, 0)
     fine_level: Annotated[
         int, _key("Prompts of this class and below are computed in the finest chunks, as long ones are.", ge=0, le=8)
     ] = 3

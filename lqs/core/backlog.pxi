@@ -190,6 +190,8 @@ cdef struct BacklogState:
     double lane_weights[MAX_LANES]
     double lane_weight_sum
     uint64_t lane_running[MAX_LANES]
+    uint64_t lane_caps[MAX_LANES]           # running of a lane at most, lent places too; 0: none
+    uint64_t lane_token_caps[MAX_LANES]     # no more of it start once they are promised so many
     uint64_t lane_tokens[MAX_LANES]         # KV tokens promised to what runs of a lane
     uint64_t lane_waiting_tokens[MAX_LANES]  # ... and wanted by what waits
     uint64_t far_above_tokens       # who wants more than that ...
@@ -470,12 +472,19 @@ cdef inline bint has_share(const BacklogState* b, uint32_t lane) noexcept nogil:
                  or b.lane_tokens[lane] * b.lane_weight_sum < weight * b.num_tokens))
 
 
+# A lane that may not start one however much is free. One of it may always run.
+cdef inline bint is_at_cap(const BacklogState* b, uint32_t lane) noexcept nogil:
+    return ((b.lane_caps[lane] and b.lane_running[lane] >= b.lane_caps[lane])
+            or (b.lane_token_caps[lane] and b.lane_tokens[lane] >= b.lane_token_caps[lane]))
+
+
 # The lanes that may start one now, as bits: those that wait with a free share or, when
-# there are none, all that wait. So an unused share is lent, and comes back as places do.
+# there are none, all that wait; never one at its cap. So an unused share is lent, and comes
+# back as places do.
 cdef uint32_t lanes_in_turn(const BacklogState* b) noexcept nogil:
     cdef uint32_t lane, waiting = 0, with_share = 0
     for lane in range(b.num_lanes):
-        if lane_waits(b, lane):
+        if lane_waits(b, lane) and not is_at_cap(b, lane):
             waiting |= 1U << lane
             if has_share(b, lane):
                 with_share |= 1U << lane

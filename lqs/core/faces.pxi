@@ -128,6 +128,17 @@ cdef int set_weights(BacklogState* b, object lane_weights, object key_weights) e
     return 0
 
 
+# The caps of lanes, in sequences and in KV tokens; 0: none.
+cdef int set_caps(BacklogState* b, object lane_caps, object lane_token_caps) except -1:
+    cdef uint32_t i
+    if len(lane_caps) != b.num_lanes or len(lane_token_caps) != b.num_lanes:
+        raise ValueError("one cap of either kind for each lane")
+    for i in range(b.num_lanes):
+        b.lane_caps[i] = lane_caps[i]
+        b.lane_token_caps[i] = lane_token_caps[i]
+    return 0
+
+
 cdef int check_shape(Py_ssize_t num_lanes, Py_ssize_t num_levels, Py_ssize_t num_keys,
                      int64_t aging_step_ns, int64_t aged_every) except -1:
     if not (1 <= num_lanes <= MAX_LANES and 1 <= num_levels <= MAX_LEVELS
@@ -152,7 +163,7 @@ cdef class Backlog:
 
     def __cinit__(self, *, num_lanes=1, num_levels=8, num_keys=1, uint32_t capacity,
                   int64_t aging_step_ns=0, aged_every=4, key_weights=None, lane_weights=None,
-                  uint64_t num_places=0, uint64_t num_tokens=0):
+                  lane_caps=None, lane_token_caps=None, uint64_t num_places=0, uint64_t num_tokens=0):
         check_shape(num_lanes, num_levels, num_keys, aging_step_ns, aged_every)
         if not 1 <= capacity < NOWHERE:
             raise ValueError("capacity must be between 1 and 2**32 - 2")
@@ -166,6 +177,7 @@ cdef class Backlog:
         self.backlog.num_places = num_places
         self.backlog.num_tokens = num_tokens
         set_weights(&self.backlog, lane_weights or [1] * num_lanes, key_weights or [1] * num_keys)
+        set_caps(&self.backlog, lane_caps or [0] * num_lanes, lane_token_caps or [0] * num_lanes)
 
     def __dealloc__(self):
         backlog_free(&self.backlog)

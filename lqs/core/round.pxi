@@ -228,7 +228,8 @@ cdef Choice choose_holder(SchedulerState* s, uint32_t* slot) noexcept nogil:
     choice.is_aged = False
     for i in range(f.num_passed):
         slot[0] = f.passed[i].slot
-        if slot[0] != NOWHERE and has_room(s, slot[0], f.passed[i].index, False):
+        if (slot[0] != NOWHERE and not is_at_cap(&books_of(s).backlog, s.table[f.passed[i].index].lane)
+                and has_room(s, slot[0], f.passed[i].index, False)):
             choice.index = f.passed[i].index
             break
     return choice

@@ -93,14 +93,15 @@ cdef class Scheduler:
     A request that does not fit is passed by at most `bypass_max` others and for at most
     `bypass_ns`. `lane_share_mins` are the parts of the whole that the short and the long
     lane keep whatever the backlogs are, `borders` the bounds, in tokens, between which the
-    border of the two moves; with the defaults nothing moves. From class `fine_level` on
+    border of the two moves; with the defaults nothing moves. A lane starts no more once
+    `lane_caps` of it run, or once those are promised `lane_token_caps` tokens (0: no cap). From class `fine_level` on
     prompts are computed in the finest chunks, as long ones are.
     """
 
     def __cinit__(self, *, uint32_t table_capacity, level_caps, uint64_t total_cap,
                   num_lanes=2, num_keys=1, key_weights=None, int64_t aging_step_ns=0,
-                  aged_every=4, lane_weights=(3, 1), lane_share_mins=(1, 1),
-                  borders=(0, 0), uint32_t fine_level=255, uint32_t bypass_max=16, int64_t bypass_ns=10_000_000_000,
+                  aged_every=4, lane_weights=(3, 1), lane_share_mins=(1, 1), lane_caps=None,
+                  lane_token_caps=None, borders=(0, 0), uint32_t fine_level=255, uint32_t bypass_max=16, int64_t bypass_ns=10_000_000_000,
                   uint64_t out_buffer_bytes=65536):
         cdef Books* books
         cdef uint32_t i
@@ -123,6 +124,7 @@ cdef class Scheduler:
         books.backlog.aging_step_ns = aging_step_ns
         books.backlog.aged_every = books.backlog.since_aged = aged_every
         set_weights(&books.backlog, lane_weights, key_weights or [1] * num_keys)
+        set_caps(&books.backlog, lane_caps or [0] * num_lanes, lane_token_caps or [0] * num_lanes)
         if not (0 <= lane_share_mins[0] <= 1 and 0 <= lane_share_mins[1] <= 1):
             raise ValueError("lane_share_mins are parts of 1")
         if not 0 <= bypass_ns <= 1LL << 58:

@@ -26,6 +26,8 @@ def make_scheduler(config: Config, key_weights: list[float]) -> Scheduler:
         aged_every=queue.aged_every,
         lane_weights=queue.lane_weights,
         lane_share_mins=queue.lane_share_mins,
+        lane_caps=queue.lane_sequences,
+        lane_token_caps=queue.lane_ctx,
         borders=(queue.short_tokens_max, queue.long_tokens_min),
         fine_level=queue.fine_level,
         bypass_max=queue.bypass_max,

@@ -71,6 +71,8 @@ class Backlog:
         lane_weights,
         num_places,
         num_tokens=0,
+        lane_caps=None,
+        lane_token_caps=None,
     ):
         self.num_levels = num_levels
         self.aging_step_ns = aging_step_ns
@@ -80,6 +82,8 @@ class Backlog:
         self.lane_weights = lane_weights
         self.num_places = num_places
         self.num_tokens = num_tokens
+        self.lane_caps = lane_caps or [0] * num_lanes
+        self.lane_token_caps = lane_token_caps or [0] * num_lanes
         self.lane_running = [0] * num_lanes
         self.lane_tokens = [0] * num_lanes
         self.waiting = []  # in order of arrival
@@ -119,9 +123,13 @@ class Backlog:
         has_tokens = self.lane_tokens[lane] * total < self.lane_weights[lane] * self.num_tokens
         return (has_places or not self.num_places) and (has_tokens or not self.num_tokens)
 
+    def is_at_cap(self, lane):
+        cap, token_cap = self.lane_caps[lane], self.lane_token_caps[lane]
+        return 0 < cap <= self.lane_running[lane] or 0 < token_cap <= self.lane_tokens[lane]
+
     def in_turn(self, passed):
         """The waiting of the lanes that may start one now."""
-        waiting = [w for w in self.waiting if w not in passed]
+        waiting = [w for w in self.waiting if w not in passed and not self.is_at_cap(w.lane)]
         with_share = [w for w in waiting if self.has_share(w.lane)]
         return with_share or waiting
 
@@ -387,7 +395,8 @@ class Scheduler:
     def choose_fitting(self, now_ns):
         """(who starts, whether because it is due, where), or None."""
         for one in self.passed:
-            if one.slot is not None and self.fits(one.waiter, one.slot):
+            at_cap = self.backlog.is_at_cap(one.waiter.lane)
+            if one.slot is not None and not at_cap and self.fits(one.waiter, one.slot):
                 return one.waiter, False, one.slot
         misfits = []
         while (choice := self.backlog.choose(misfits)) is not None:

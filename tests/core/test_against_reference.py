@@ -60,6 +60,8 @@ class BacklogsAgree(RuleBasedStateMachine):
         aged_every=st.integers(1, 4),
         num_places=st.sampled_from([0, 4, 9]),
         num_tokens=st.sampled_from([0, 60, 200]),
+        lane_caps=st.sampled_from([[0, 0], [0, 2], [3, 1]]),
+        lane_token_caps=st.sampled_from([[0, 0], [0, 40]]),
     )
     def begin(self, **shape):
         self.backlog = _core.Backlog(
@@ -239,6 +241,8 @@ class SchedulersAgree(RuleBasedStateMachine):
         aged_every=st.integers(1, 3),
         bypass_max=st.integers(0, 3),
         bypass_ns=st.sampled_from([5, 10**6]),
+        lane_caps=st.sampled_from([[0, 0], [0, 1], [2, 0]]),
+        lane_token_caps=st.sampled_from([[0, 0], [40, 0]]),
         slots=st.lists(
             st.tuples(
                 st.integers(0, 1),
@@ -251,7 +255,7 @@ class SchedulersAgree(RuleBasedStateMachine):
             max_size=3,
         ),
     )
-    def begin(self, aging_step_ns, aged_every, bypass_max, bypass_ns, slots):
+    def begin(self, aging_step_ns, aged_every, bypass_max, bypass_ns, slots, **caps):
         self.scheduler = _core.Scheduler(
             table_capacity=CAPACITY,
             level_caps=[CAPACITY] * NUM_LEVELS,
@@ -264,6 +268,7 @@ class SchedulersAgree(RuleBasedStateMachine):
             aged_every=aged_every,
             bypass_max=bypass_max,
             bypass_ns=bypass_ns,
+            **caps,
         )
         for model, kv_tokens, num_sequences, weight, num_extra in slots:
             self.scheduler.add_device_slot(
@@ -280,6 +285,7 @@ class SchedulersAgree(RuleBasedStateMachine):
                 lane_weights=LANE_WEIGHTS,
                 num_places=sum(slot[2] for slot in slots),
                 num_tokens=sum(slot[1] for slot in slots),
+                **caps,
             ),
             [reference.Slot(*slot) for slot in slots],
             bypass_max=bypass_max,

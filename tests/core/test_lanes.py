@@ -46,6 +46,39 @@ def test_shares_count_tokens_as_well_as_sequences():
     assert started(scheduler) == ["long", "short", "longer"]
 
 
+def test_no_more_of_a_lane_run_than_its_cap_however_much_is_free():
+    scheduler = two_lanes(slots=[(10_000, 8)], lane_caps=[0, 2])
+    long = [submit(scheduler, f"long {number}", lane=LONG, level=0) for number in range(4)]
+    submit(scheduler, "short", lane=SHORT, level=3)
+    assert started(scheduler) == ["long 0", "long 1", "short"]
+    scheduler.take(0)
+    scheduler.finish(long[0])
+    assert started(scheduler) == ["long 2"]
+
+
+def test_a_lane_starts_no_more_once_it_has_the_cells_of_its_cap():
+    scheduler = two_lanes(slots=[(10_000, 8)], lane_token_caps=[0, 500])
+    long = [submit(scheduler, number, lane=LONG, footprint_tokens=300) for number in range(4)]
+    assert started(scheduler) == [0, 1]
+    scheduler.take(0)
+    for handle in long[:2]:
+        scheduler.finish(handle)
+    assert started(scheduler) == [2, 3]
+
+
+def test_one_that_is_larger_than_the_cap_of_its_lane_runs_alone():
+    scheduler = two_lanes(slots=[(10_000, 8)], lane_token_caps=[0, 100])
+    for number in range(2):
+        submit(scheduler, number, lane=LONG, footprint_tokens=5000)
+    assert started(scheduler) == [0]
+
+
+@pytest.mark.parametrize("wrong", [{"lane_caps": [1]}, {"lane_token_caps": [1, 2, 3]}])
+def test_each_lane_has_its_cap(wrong):
+    with pytest.raises(ValueError, match="for each lane"):
+        two_lanes(**wrong)
+
+
 def test_an_idle_device_slot_is_taken_before_a_busy_one():
     scheduler = two_lanes(slots=[(1000, 8, 0, 8.0), (1000, 8, 0, 1.0)])
     handles = [submit(scheduler, number, lane=SHORT) for number in range(2)]
