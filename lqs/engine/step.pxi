@@ -343,6 +343,26 @@ cdef uint32_t step_tokens_max(WorkerData* w) noexcept nogil:
     return num_decodes + min(num_prefill, <uint32_t>(max(w.budget, PREFILL_MIN) + 3 * PREFILL_MIN))
 
 
+cdef void order_by_id(WorkerData* w) noexcept nogil:
+    """Lay the step's tokens out anew, sequence by sequence.
+
+    A split cache computes a token of each sequence at once as long as the ids follow one another in
+    the batch: a prompt behind all decodes would part those before its id from those behind it.
+    """
+    cdef Sequence* seq
+    cdef int32_t i
+    cdef uint32_t n
+    w.batch.n_tokens = 0
+    for i in range(w.num_ids):
+        seq = &w.seqs[i]
+        n = seq.in_batch
+        seq.in_batch = 0
+        if n > 0 and seq.phase == PHASE_DECODE:
+            add_decode(w, seq)
+        elif n > 0:
+            add_prefill(w, seq, n)
+
+
 cdef bint fill_batch(WorkerData* w) noexcept nogil:
     """Put the step's tokens into the batch; False where there is nothing to compute."""
     w.batch.n_tokens = 0
@@ -351,6 +371,8 @@ cdef bint fill_batch(WorkerData* w) noexcept nogil:
     if w.num_suspects == 0:
         fill_decodes(w)
         fill_prefills(w)
+        if not w.unified:
+            order_by_id(w)
     return w.batch.n_tokens > 0
 
 
