@@ -331,7 +331,7 @@ cdef struct Entry:
     int64_t deadline_ns         # orders inside a key; 0: none
     # The scheduler's.
     uint32_t state              # atomic State
-    uint32_t rank               # how many came to its queue before it; wraps
+    uint32_t share_tokens       # its part in what its lane takes
     # --- the second line
     Attempt* attempt            # the scheduler's; set before it is dispatched
     uint32_t epoch              # the scheduler's
@@ -344,7 +344,7 @@ cdef struct Entry:
     uint32_t next_free          # in the list of free entries
     uint32_t next_lifted        # in the list of those that poll() is to look at
     uint32_t hold               # bits of Hold
-    uint32_t share_tokens       # the scheduler's: its part in what its lane takes
+    uint32_t rank               # the scheduler's: how many came to its queue before it; wraps
 
 cdef class Work:
     """What a worker needs to know about a request; the engine derives from it."""
