@@ -9,6 +9,11 @@ stacks that one place of a rule can start is its width:
     width(rule)   = the sum over its alternatives of the width of their first place
 
 It is found in time linear in the grammar. A rule that begins with itself has no width.
+
+Alternatives mostly part at their first character. Parts in a row that may all be empty do not: a token of
+k characters may be spread over n of them in as many ways as k things over n places, and each is tried. How
+many such parts stand in a row is the slack of a place, counted like the width but with the greatest of the
+alternatives in place of their sum.
 """
 
 from __future__ import annotations
@@ -71,13 +76,18 @@ class Rules:
         if most is None or most > least:
             alternative.append((self._make([[(symbol, 1)], []]), 1))
 
-    def width(self) -> int | None:
-        """The greatest width of any place; None if a rule begins with itself."""
+    def width(self) -> tuple[int, int] | None:
+        """The greatest width and the greatest slack of any place; None if a rule begins with itself."""
         empty = self._find_empty()
-        widths = self._find_widths(empty)
-        if widths is None:
+        found = self._find_widths(empty)
+        if found is None:
             return None
-        return max(*widths, *(_width(a, empty, widths)[1] for body in self._bodies for a in body))
+        widths, slacks = found
+        alternatives = [a for body in self._bodies for a in body]
+        return (
+            max(*widths, *(_width(a, empty, widths)[1] for a in alternatives)),
+            max(*slacks, *(_slack(a, empty, slacks)[1] for a in alternatives)),
+        )
 
     def _make(self, body: list[_Alternative]) -> int:
         self._bodies.append(body)
@@ -107,9 +117,9 @@ class Rules:
                     found.append(user[0])
         return empty
 
-    def _find_widths(self, empty: list[bool]) -> list[int] | None:
-        """The width of each rule, those that others begin with before the others."""
-        widths = [0] * len(self._bodies)
+    def _find_widths(self, empty: list[bool]) -> tuple[list[int], list[int]] | None:
+        """The width and the slack of each rule, those that others begin with before the others."""
+        widths, slacks = [0] * len(self._bodies), [0] * len(self._bodies)
         begun, done = set[int](), set[int]()
         for root in range(len(self._bodies)):
             waiting = [root]
@@ -127,8 +137,9 @@ class Rules:
                     waiting += before
                     continue
                 widths[rule] = sum(_width(a, empty, widths)[0] for a in self._bodies[rule])
+                slacks[rule] = max((_slack(a, empty, slacks)[0] for a in self._bodies[rule]), default=0)
                 done.add(rule)
-        return widths
+        return widths, slacks
 
 
 def _width(alternative: _Alternative, empty: list[bool], widths: list[int]) -> tuple[int, int]:
@@ -141,6 +152,20 @@ def _width(alternative: _Alternative, empty: list[bool], widths: list[int]) -> t
             here += widths[symbol] * times
         else:
             here = widths[symbol]
+        greatest = max(greatest, here)
+    return here, greatest
+
+
+def _slack(alternative: _Alternative, empty: list[bool], slacks: list[int]) -> tuple[int, int]:
+    """The slack of the first place of an alternative, and the greatest of all its places."""
+    here = greatest = 0
+    for symbol, times in reversed(alternative):
+        if symbol == CHARACTER:
+            here = 0
+        elif empty[symbol]:
+            here += max(slacks[symbol], 1) * times
+        else:
+            here = slacks[symbol]
         greatest = max(greatest, here)
     return here, greatest
 

@@ -22,6 +22,8 @@ REPETITION_MAX = 1000
 NUM_ELEMENTS_MAX = 50_000  # After repetitions are unrolled.
 # Ways in which a text may go on at one place. Each is tried for every token that is drawn.
 WIDTH_MAX = 256
+# Parts in a row that may all be empty.
+SLACK_MAX = 12
 
 # Possessive throughout: no part of a text is looked at twice.
 _TOKEN = re.compile(
@@ -95,9 +97,12 @@ class _Scan:
         self._end_rule()
         if self._num_rules == 0:
             raise _refusal("it has no rule")
-        width = self._rules.width()
-        if width is None:
+        found = self._rules.width()
+        if found is None:
             raise _refusal("a rule begins with itself")
+        width, slack = found
+        if slack > SLACK_MAX:
+            raise _refusal(f"more than {SLACK_MAX} parts that may be empty follow one another")
         if width > WIDTH_MAX:
             raise _refusal(f"a text could go on in more than {WIDTH_MAX} ways at one place")
         return " ".join(self._read) + "\n"
