@@ -144,28 +144,26 @@ class Rules:
 
 def _width(alternative: _Alternative, empty: list[bool], widths: list[int]) -> tuple[int, int]:
     """The width of the first place of an alternative, and the greatest of all its places."""
-    here = greatest = 0
-    for symbol, times in reversed(alternative):
-        if symbol == CHARACTER:
-            here = 1
-        elif empty[symbol]:
-            here += widths[symbol] * times
-        else:
-            here = widths[symbol]
-        greatest = max(greatest, here)
-    return here, greatest
+    return _count(alternative, empty, widths, character=1, least=0)
 
 
 def _slack(alternative: _Alternative, empty: list[bool], slacks: list[int]) -> tuple[int, int]:
     """The slack of the first place of an alternative, and the greatest of all its places."""
+    return _count(alternative, empty, slacks, character=0, least=1)
+
+
+def _count(
+    alternative: _Alternative, empty: list[bool], counts: list[int], *, character: int, least: int
+) -> tuple[int, int]:
+    """Of the first place and of the greatest; a part that may be empty counts at least `least`."""
     here = greatest = 0
     for symbol, times in reversed(alternative):
         if symbol == CHARACTER:
-            here = 0
+            here = character
         elif empty[symbol]:
-            here += max(slacks[symbol], 1) * times
+            here += max(counts[symbol], least) * times
         else:
-            here = slacks[symbol]
+            here = counts[symbol]
         greatest = max(greatest, here)
     return here, greatest
 
