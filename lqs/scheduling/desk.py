@@ -34,6 +34,7 @@ from lqs.scheduling.entrance import Entrance, NoPlace, OnChange
 from lqs.scheduling.outlook import Outlook
 from lqs.scheduling.pace import Pace
 from lqs.scheduling.ports import ENDED, REASONS, Body, Observer
+from lqs.scheduling.prefixes import Prefixes
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +52,8 @@ class Desk:
     """The event loop's end of the scheduler, and of the door before it.
 
     `body` is what the scheduler's thread does; tests leave it out and drive the scheduler
-    themselves. `on_door` hears of the door's warning and breakers, see `Entrance`.
+    themselves. `on_door` hears of the door's warning and breakers, see `Entrance`. `prefixes` knows
+    where prompts have begun before; None: nothing is kept of them.
 
     Owner: the event loop.
     """
@@ -64,6 +66,7 @@ class Desk:
         door: Door,
         outlook: Outlook,
         body: Body | None = None,
+        prefixes: Prefixes | None = None,
         on_door: OnChange = lambda what, level, state: None,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -72,6 +75,7 @@ class Desk:
         self.entrance = Entrance(scheduler, door, outlook, on_change=on_door, now_ns=now_ns)
         self._observer = observer
         self._body = body
+        self._prefixes = prefixes
         self._over: Callable[[Request, Outcome | None], None] | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -122,6 +126,7 @@ class Desk:
     def submit(self, request: Request, work: Work, sink: Sink, *, model: int) -> None:
         """Hand the request, with its place, to the scheduler. Raises RequestRefused."""
         ticket = Ticket(request, sink, self.pace(model))
+        prefixes = self._prefixes.find(request, model) if self._prefixes is not None else ()
         # From here on the place is the core's, also if it has no room in its table.
         request.holds_permit = False
         try:
@@ -139,6 +144,7 @@ class Desk:
                 num_prompt_tokens=request.num_prompt_tokens,
                 max_tokens=request.max_tokens_granted,
                 footprint_tokens=request.footprint_tokens,
+                prefixes=prefixes,
             )
         except IndexError:
             # A key or a lane that the core has no room for: nothing of it may stay behind.
@@ -251,6 +257,7 @@ class Desk:
             request.state = RequestState.FINISHED
             ticket.pace.note(request, rest[0])
             self.outlook.finished(request, rest[0])
+            self._note_prefix(request, rest[0])
             self._settle_limits(request, rest[0])
             self._observer.finished(request, rest[0])
             sink.finished(rest[0])
@@ -280,6 +287,10 @@ class Desk:
         self.outlook.ended(request)
         self._observer.ended(request, reason)
         ticket.sink.ended(reason)
+
+    def _note_prefix(self, request: Request, outcome: Outcome) -> None:
+        if self._prefixes is not None and outcome.prefill_done_ns:
+            self._prefixes.note(request, request.model_index, outcome.slot)
 
     def _settle_limits(self, request: Request, outcome: Outcome | None) -> None:
         if self._over is not None:

@@ -15,6 +15,12 @@ KEY_WEIGHTS = [1.0, 2.0, 0.5]
 LANE_WEIGHTS = [3.0, 1.0]
 NUM_LEVELS = 4
 CAPACITY = 64
+POLICIES = {
+    "least_connections": _core.Placing.LEAST_CONNECTIONS,
+    "vram": _core.Placing.VRAM,
+    "weighted_round_robin": _core.Placing.WEIGHTED_ROUND_ROBIN,
+    "load": _core.Placing.LOAD,
+}
 
 
 class RingsAgree(RuleBasedStateMachine):
@@ -234,7 +240,7 @@ ENDS = {"expired", "no_kv", "cancelled", "no_device", "evicted"}
 
 
 class SchedulersAgree(RuleBasedStateMachine):
-    """Requests come, run, leave, expire, and device slots die; the ends must be the same."""
+    """Requests come, run, leave, expire, device slots drain, change and die; all must end the same."""
 
     @initialize(
         aging_step_ns=st.sampled_from([0, 5]),
@@ -248,14 +254,30 @@ class SchedulersAgree(RuleBasedStateMachine):
                 st.integers(0, 1),
                 st.sampled_from([40, 100]),
                 st.integers(1, 3),
-                st.sampled_from([1.0, 2.0]),
+                st.sampled_from([0.5, 1.0, 2.0, 3.0]),
                 st.integers(0, 2),
+                st.sampled_from([1, 2, 3, 3, 15]),
+                st.sampled_from([1, 3]),
             ),
             min_size=1,
-            max_size=3,
+            max_size=4,
         ),
+        policy=st.sampled_from(list(POLICIES)),
+        prefix_margin=st.sampled_from([0.0, 0.5, 1.0]),
+        prefix_tokens_min=st.sampled_from([0, 64, 130]),
     )
-    def begin(self, aging_step_ns, aged_every, bypass_max, bypass_ns, slots, **caps):
+    def begin(
+        self,
+        aging_step_ns,
+        aged_every,
+        bypass_max,
+        bypass_ns,
+        slots,
+        policy,
+        prefix_margin,
+        prefix_tokens_min,
+        **caps,
+    ):
         self.scheduler = _core.Scheduler(
             table_capacity=CAPACITY,
             level_caps=[CAPACITY] * NUM_LEVELS,
@@ -268,11 +290,20 @@ class SchedulersAgree(RuleBasedStateMachine):
             aged_every=aged_every,
             bypass_max=bypass_max,
             bypass_ns=bypass_ns,
+            policy=POLICIES[policy],
+            prefix_margin=prefix_margin,
+            prefix_tokens_min=prefix_tokens_min,
             **caps,
         )
-        for model, kv_tokens, num_sequences, weight, num_extra in slots:
+        for model, kv_tokens, num_sequences, weight, num_extra, lanes, token_bytes in slots:
             self.scheduler.add_device_slot(
-                model=model, kv_tokens=kv_tokens, num_sequences=num_sequences, num_extra=num_extra, weight=weight
+                model=model,
+                kv_tokens=kv_tokens,
+                num_sequences=num_sequences,
+                num_extra=num_extra,
+                weight=weight,
+                lanes=lanes,
+                token_bytes=token_bytes,
             )
         self.twin = reference.Scheduler(
             reference.Backlog(
@@ -283,13 +314,15 @@ class SchedulersAgree(RuleBasedStateMachine):
                 aged_every=aged_every,
                 key_weights=KEY_WEIGHTS,
                 lane_weights=LANE_WEIGHTS,
-                num_places=sum(slot[2] for slot in slots),
-                num_tokens=sum(slot[1] for slot in slots),
+                num_places=0,
                 **caps,
             ),
             [reference.Slot(*slot) for slot in slots],
             bypass_max=bypass_max,
             bypass_ns=bypass_ns,
+            policy=policy,
+            prefix_margin=prefix_margin,
+            prefix_tokens_min=prefix_tokens_min,
         )
         self.now_ns = 0
         self.num_arrived = 0
@@ -311,6 +344,7 @@ class SchedulersAgree(RuleBasedStateMachine):
         expire_in_ns=st.one_of(st.just(0), st.integers(1, 20)),
         prompt=st.integers(1, 20),
         max_tokens=st.integers(1, 25),
+        prefixes=st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0, 64, 100, 128, 200])), max_size=3),
     )
     def submit(self, expire_in_ns, prompt, max_tokens, **what):
         assert self.scheduler.try_enter(what["level"])
@@ -368,8 +402,13 @@ class SchedulersAgree(RuleBasedStateMachine):
             self.held.discard(name)
 
     @precondition(lambda self: self.live)
-    @rule(pick=st.integers(0, CAPACITY), num_tokens=st.integers(0, 25))
-    def finish(self, pick, num_tokens):
+    @rule(
+        pick=st.integers(0, CAPACITY),
+        num_tokens=st.integers(0, 25),
+        first_token_ns=st.integers(0, 50),
+        took_ns=st.sampled_from([0, 7, 100, 10**9]),
+    )
+    def finish(self, pick, num_tokens, first_token_ns, took_ns):
         running = [
             (name, waiter)
             for name, waiter in self.live.values()
@@ -378,7 +417,13 @@ class SchedulersAgree(RuleBasedStateMachine):
         if not running:
             return
         name, waiter = running[pick % len(running)]
-        self.scheduler.finish(self.handles[name], num_completion_tokens=num_tokens)
+        waiter.first_token_ns, waiter.finished_ns = first_token_ns, first_token_ns + took_ns
+        self.scheduler.finish(
+            self.handles[name],
+            num_completion_tokens=num_tokens,
+            first_token_ns=waiter.first_token_ns,
+            finished_ns=waiter.finished_ns,
+        )
         self.finished.add(name)
         self.twin.messages.append(("finish", waiter, num_tokens))
 
@@ -388,12 +433,33 @@ class SchedulersAgree(RuleBasedStateMachine):
             self.scheduler.report_dead(pick)
             self.twin.slots[pick].is_dead = True
 
+    @rule(pick=st.integers(0, 3), is_drained=st.booleans())
+    def drain(self, pick, is_drained):
+        if pick < len(self.twin.slots):
+            (self.scheduler.drain_slot if is_drained else self.scheduler.undrain_slot)(pick)
+            self.twin.slots[pick].wants_drain = is_drained
+
+    @rule(
+        pick=st.integers(0, 3),
+        weight=st.sampled_from([0.5, 1.0, 2.0, 3.0]),
+        headroom=st.one_of(st.none(), st.integers(0, 60)),
+        percent=st.sampled_from([0, 30, 100]),
+    )
+    def change(self, pick, weight, headroom, percent):
+        if pick < len(self.twin.slots):
+            self.scheduler.set_weight(pick, weight)
+            self.scheduler.set_headroom(pick, headroom)
+            self.scheduler.set_use(pick, percent)
+            self.twin.slots[pick].wants_weight = weight
+            self.twin.slots[pick].wants_headroom.append(headroom)
+            self.twin.slots[pick].use_percent = percent
+
     @rule(passed_ns=st.integers(0, 7))
     def round(self, passed_ns):
         self.now_ns += passed_ns
         due_ns = self.scheduler.round(self.now_ns)
         self.twin.round(self.now_ns)
-        expiries = [w.expire_ns for w in self.twin.backlog.waiting if w.expire_ns]
+        expiries = [w.expire_ns for w in self.twin.waiting if w.expire_ns]
         assert due_ns == min(expiries, default=-1)
         started = [self.live[index] for what, index in self.twin.events if what == "started"]
         for slot in range(len(self.twin.slots)):
@@ -428,9 +494,13 @@ class SchedulersAgree(RuleBasedStateMachine):
         assert snapshot["num_running"] == sum(len(slot.running) for slot in self.twin.slots)
         for figures, slot in zip(snapshot["slots"], self.twin.slots, strict=True):
             assert figures["num_running"] == len(slot.running)
-            assert figures["reserved"] == sum(waiter.footprint for waiter in slot.running)
+            assert figures["reserved"] == slot.reserved
+            assert slot.is_buried or figures["headroom"] == slot.num_free
+            assert figures["is_drained"] == slot.is_drained
+            assert slot.is_buried or figures["lanes"] == slot.lanes_served & 3
+            assert figures["step_ns"] == slot.step_ns
         for level, figures in enumerate(snapshot["levels"]):
-            waiting = [w for w in self.twin.backlog.waiting if w.level == level]
+            waiting = [w for w in self.twin.waiting if w.level == level]
             assert figures["num_waiting"] == len(waiting)
             submitted = [w for m, w, *_ in self.twin.messages if m == "submit" and w.level == level]
             assert figures["num_entered"] == len(waiting) + len(submitted)
