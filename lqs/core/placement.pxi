@@ -217,6 +217,7 @@ cdef uint64_t able_slots(SchedulerState* s, uint32_t index, bint is_aged) noexce
 cdef Rank best_of(SchedulerState* s, uint64_t able, const Entry* entry) noexcept nogil:
     cdef Rank best, rank
     cdef uint32_t i
+    memset(&best, 0, sizeof(Rank))
     best.slot = NOWHERE
     for i in range(s.num_slots):
         if able >> i & 1:

@@ -33,7 +33,7 @@ def placed(scheduler, *handles):
 
 def place(scheduler, **request):
     """Submit one: where it starts."""
-    return placed(scheduler, submit(scheduler, None, **request))[0]
+    return placed(scheduler, submit(scheduler, "x", **request))[0]
 
 
 # --- the policies -----------------------------------------------------------------------
@@ -75,7 +75,7 @@ def test_a_split_of_two_to_one_lands_within_two_percent_while_requests_come_and_
 
 def test_a_full_device_slot_gains_no_turns():
     scheduler = make(Placing.WEIGHTED_ROUND_ROBIN, {"num_sequences": 1}, {})
-    first = submit(scheduler, None)
+    first = submit(scheduler, "x")
     assert placed(scheduler, first) == [0]
     assert [place(scheduler) for _ in range(9)] == [1] * 9
     scheduler.finish(first)
@@ -89,7 +89,7 @@ def ended_with_pace(scheduler, step_ns, slot, num=20):
     for other in others:
         scheduler.drain_slot(other)
     for _ in range(num):
-        handle = submit(scheduler, None)
+        handle = submit(scheduler, "x")
         assert placed(scheduler, handle) == [slot]
         scheduler.finish(handle, num_completion_tokens=11, first_token_ns=S, finished_ns=S + 10 * step_ns)
         scheduler.round(0)
@@ -255,7 +255,7 @@ def test_heads_of_one_model_that_do_not_fit_leave_another_its_records():
         assert place(scheduler, model=model, footprint_tokens=50) == model
     for number in range(40):
         submit(scheduler, number, model=0, footprint_tokens=60)
-    large, small = (submit(scheduler, None, model=1, footprint_tokens=tokens) for tokens in (60, 10))
+    large, small = (submit(scheduler, "x", model=1, footprint_tokens=tokens) for tokens in (60, 10))
     assert placed(scheduler, large, small) == [None, 1]
 
 
@@ -329,8 +329,8 @@ def test_a_hold_ends_when_its_device_slot_is_drained():
 def test_lanes_share_what_is_not_drained():
     scheduler = make(0, {"num_sequences": 4}, {"num_sequences": 4}, num_lanes=2)
     scheduler.drain_slot(1)
-    long = [submit(scheduler, None, lane=LONG, level=0) for _ in range(4)]
-    short = [submit(scheduler, None, lane=SHORT, level=1) for _ in range(4)]
+    long = [submit(scheduler, "x", lane=LONG, level=0) for _ in range(4)]
+    short = [submit(scheduler, "x", lane=SHORT, level=1) for _ in range(4)]
     # Of four places one is the long lane's own, and two of eight would be.
     assert placed(scheduler, *long, *short) == [0, None, None, None, 0, 0, 0, None]
 
@@ -382,7 +382,7 @@ def test_the_same_headroom_again_is_news():
 
 def test_what_runs_grows_beyond_a_headroom():
     scheduler = make(0, {"kv_tokens": 200, "kv_block": 16})
-    handle = submit(scheduler, None, num_prompt_tokens=20, max_tokens=100, footprint_tokens=120)
+    handle = submit(scheduler, "x", num_prompt_tokens=20, max_tokens=100, footprint_tokens=120)
     assert placed(scheduler, handle) == [0]
     scheduler.set_headroom(0, 0)
     scheduler.ask_growth(handle, 52)
@@ -396,7 +396,7 @@ def test_what_runs_grows_beyond_a_headroom():
 
 def test_everything_is_given_back():
     scheduler = make(Placing.LOAD, {"weight": 2}, {"lanes": 2}, num_lanes=2)
-    handles = [submit(scheduler, None, lane=number % 2) for number in range(20)]
+    handles = [submit(scheduler, "x", lane=number % 2) for number in range(20)]
     placed(scheduler, *handles)
     scheduler.drain_slot(1)
     for handle in handles:
