@@ -349,7 +349,7 @@ cdef struct Entry:
     int64_t deadline_ns         # orders inside a key; 0: none
     # The scheduler's.
     uint32_t state              # atomic State
-    uint32_t rank               # how many came to its queue before it; wraps
+    uint32_t share_tokens       # its part in what its lane takes
     # --- the second line
     Attempt* attempt            # the scheduler's; set before it is dispatched
     uint32_t epoch              # the scheduler's
@@ -362,7 +362,7 @@ cdef struct Entry:
     uint32_t next               # in the list of free entries; while it lives, of the lifted ones
     uint16_t[HINTS_MAX] hints   # where its prompt has begun before; see hint_of
     uint32_t hold               # bits of Hold
-    uint32_t share_tokens       # the scheduler's: its part in what its lane takes
+    uint32_t rank               # the scheduler's: how many came to its queue before it; wraps
 
 cdef class Work:
     """What a worker needs to know about a request; the engine derives from it."""

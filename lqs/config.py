@@ -6,6 +6,7 @@ Plain data; `lqs.settings` reads and checks it.
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -187,6 +188,14 @@ class QueueConfig(OverflowConfig, frozen=True, forbid_unknown_fields=True):
             le=16_777_216,
         ),
     ] = 16_384
+
+    def lane_rules(self) -> Iterator[tuple[bool, str]]:
+        """Whether it holds, and what is wrong if not, of what is set for the lanes."""
+        yield (
+            self.short_tokens_max <= self.long_tokens_min,
+            "queue.short_tokens_max: must not be above queue.long_tokens_min.",
+        )
+        yield sum(self.lane_share_mins) <= 1 + 1e-9, "queue.lane_share_mins: the two must not be more than 1 together."
 
 
 class KeysConfig(Struct, frozen=True, forbid_unknown_fields=True):

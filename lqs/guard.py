@@ -45,9 +45,9 @@ class Health:
 
 
 class Guard:
-    """The periodic look at the load. Owner: the event loop."""
+    """The periodic look at the load; `config` is the one that holds then. Owner: the event loop."""
 
-    def __init__(self, config: Config, alerts: Alerts, desk: Desk, counts: Counts) -> None:
+    def __init__(self, config: Callable[[], Config], alerts: Alerts, desk: Desk, counts: Counts) -> None:
         self._config = config
         self._alerts = alerts
         self._desk = desk
@@ -56,16 +56,16 @@ class Guard:
     def look(self, now_ns: int) -> None:
         """Read once; `now_ns` is monotonic."""
         core = self._desk.scheduler.snapshot()
-        self._alerts.look(reading_of(core, self._config, self._counts.num_too_many, now_ns), now_ns)
+        self._alerts.look(reading_of(core, self._config(), self._counts.num_too_many, now_ns), now_ns)
 
 
 def make_actions(
-    config: Config, *, tighten: Callable[[bool], None], degrade: Callable[[bool], None], desk: Desk
+    config: Callable[[], Config], *, tighten: Callable[[bool], None], degrade: Callable[[bool], None], desk: Desk
 ) -> dict[Level, Callable[[bool], None]]:
     """What each level does. A breaker that is tripped recovers by its own rules; without breakers none is."""
 
     def trip(is_on: bool) -> None:
-        if is_on and config.queue.break_at > 0:
+        if is_on and config().queue.break_at > 0:
             desk.entrance.trip(_NUM_TRIPPED)
 
     return {Level.TIGHTEN: tighten, Level.DEGRADE: degrade, Level.BREAK: trip}

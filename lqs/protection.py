@@ -5,6 +5,7 @@ Sections of `lqs.config`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -76,3 +77,9 @@ class AlertsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         float, key("An alert is cleared below this part of its threshold ...", "share", gt=0, le=1)
     ] = 0.8
     clear_s: Annotated[float, key("... where it has been for so long.", "s", ge=0, le=3600)] = 10.0
+
+    def rules(self) -> Iterator[tuple[bool, str]]:
+        """Whether it holds, and what is wrong if not: a worse level is not reached before a milder one."""
+        for name in ("fill", "mean_wait_s", "depth_growing_s", "refusals_per_s", "refusals_jump"):
+            steps = [step for step in getattr(self, name) if step]
+            yield steps == sorted(steps), f"alerts.{name}: a later level must not have a lower threshold (0: never)."

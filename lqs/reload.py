@@ -11,13 +11,19 @@ from lqs.config import Config
 from lqs.errors import ConfigError
 from lqs.settings import check_together
 
-S = TypeVar("S", bound=msgspec.Struct)
-
 # Built once: sockets, models, device slots, the pool, the log.
-_FIXED = ("server", "model", "engine", "prompts", "log")
+_FIXED = ("server", "model", "engine", "prompts", "refusals", "alerts", "log")
+# The shape of the table, and what the scheduler's thread was started with.
+_SHAPE = ("levels", "table_capacity")
+_FIXED_QUEUE = (
+    *("aging_step_s", "aged_every", "bypass_max", "bypass_s", "fine_level", "short_tokens_max", "long_tokens_min"),
+    *("lane_weights", "lane_share_mins", "lane_sequences", "lane_ctx"),
+)
 _FIXED_PLACEMENT = ("policy", "lanes", "prefix_margin", "prefix_tokens_min")
-_FIXED_QUEUE = ("levels", "table_capacity")
 _FIXED_KEYS = ("file", "num_keys_max")
+
+
+_S = TypeVar("_S", bound=msgspec.Struct)
 
 
 def taken_over(started: Config, read: Config) -> tuple[Config, list[str]]:
@@ -25,21 +31,20 @@ def taken_over(started: Config, read: Config) -> tuple[Config, list[str]]:
 
     Raises ConfigError for classes or a table of another size, and where what is left does not go together.
     """
-    for name in _FIXED_QUEUE:
+    for name in _SHAPE:
         if getattr(read.queue, name) != getattr(started.queue, name):
             raise ConfigError(f"queue.{name}: it changes only with a restart.")
-    waiting = [name for name in _FIXED if getattr(read, name) != getattr(started, name)]
-    keys, waiting_keys = _partly("keys", started.keys, read.keys, _FIXED_KEYS)
-    placement, waiting_placement = _partly("placement", started.placement, read.placement, _FIXED_PLACEMENT)
-    waiting += waiting_keys + waiting_placement
-    config = msgspec.structs.replace(
-        read, keys=keys, placement=placement, **{name: getattr(started, name) for name in _FIXED}
-    )
+    config, waiting = _held(started, read, _FIXED)
+    queue, of_queue = _held(started.queue, read.queue, _FIXED_QUEUE)
+    keys, of_keys = _held(started.keys, read.keys, _FIXED_KEYS)
+    placement, of_placement = _held(started.placement, read.placement, _FIXED_PLACEMENT)
+    config = msgspec.structs.replace(config, queue=queue, placement=placement, keys=keys)
     check_together(config)
-    return config, waiting
+    parts = (("queue", of_queue), ("placement", of_placement), ("keys", of_keys))
+    return config, waiting + [f"{section}.{name}" for section, names in parts for name in names]
 
 
-def _partly(section: str, started: S, read: S, fixed: Sequence[str]) -> tuple[S, list[str]]:
-    """A section as it was read, but for what only a restart changes; and what of that differs."""
-    waiting = [f"{section}.{name}" for name in fixed if getattr(read, name) != getattr(started, name)]
-    return msgspec.structs.replace(read, **{name: getattr(started, name) for name in fixed}), waiting
+def _held(started: _S, read: _S, names: Sequence[str]) -> tuple[_S, list[str]]:
+    """What was read with these fields as they were at the start, and which of them would have changed."""
+    changed = [name for name in names if getattr(read, name) != getattr(started, name)]
+    return msgspec.structs.replace(read, **{name: getattr(started, name) for name in names}), changed

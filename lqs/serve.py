@@ -252,7 +252,7 @@ def build(
     tighten = Switch()
     limits = Limiters(
         config,
-        is_load_high=lambda: tighten.is_on or desk.entrance.load() > config.queue.high_load_at,
+        is_load_high=lambda: tighten.is_on or desk.entrance.load() > gate.config.queue.high_load_at,
         clock=limits_clock,
     )
     metrics = Metrics(
@@ -277,12 +277,12 @@ def build(
     )
     prompts = Prompts(config.prompts)
     gate = Gate(config, desk=desk, models=models, prompts=prompts, limits=limits)
-    actions = make_actions(config, tighten=tighten, degrade=gate.degrader.force, desk=desk)
+    actions = make_actions(lambda: gate.config, tighten=tighten, degrade=gate.degrader.force, desk=desk)
     alerts = Alerts(config.alerts, log, actions)
     services = Services(
         config=config, gate=gate, desk=desk, keys=keys, models=models, metrics=metrics, alerts=alerts, log=log
     )
-    guard = Guard(config, alerts, desk, metrics)
+    guard = Guard(lambda: gate.config, alerts, desk, metrics)
     server = Server(config, services, models=models, prompts=prompts, guard=guard, reload_config=reload_config)
     return server
 

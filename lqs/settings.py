@@ -268,10 +268,6 @@ def check_together(config: Config) -> None:
             "queue.table_capacity: must hold queue.total and every sequence of every device slot.",
         ),
         (
-            queue.short_tokens_max <= queue.long_tokens_min,
-            "queue.short_tokens_max: must not be above queue.long_tokens_min.",
-        ),
-        (
             engine.out_buffer_bytes & (engine.out_buffer_bytes - 1) == 0,
             "engine.out_buffer_bytes: must be a power of two.",
         ),
@@ -285,6 +281,8 @@ def check_together(config: Config) -> None:
             f"keys.anonymous_tier: there is no tier {config.keys.anonymous_tier!r}.",
         ),
         *queue.overflow_rules(num_levels),
+        *queue.lane_rules(),
+        *config.alerts.rules(),
         *_tier_rules(config),
         *limit_rules(config.limits, config.tiers),
     ]

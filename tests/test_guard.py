@@ -70,7 +70,7 @@ def test_each_level_acts_and_a_breaker_is_tripped_only_where_there_are_breakers(
         config = load(None, None, flags)
         desk = Desk(core, Counts(5, 2), door=make_door(config), outlook=make_outlook(config, core))
         tighten, degrade = Switch(), Switch()
-        actions = make_actions(config, tighten=tighten, degrade=degrade, desk=desk)
+        actions = make_actions(lambda config=config: config, tighten=tighten, degrade=degrade, desk=desk)
         for level in (Level.TIGHTEN, Level.DEGRADE, Level.BREAK):
             actions[level](True)
         assert (tighten.is_on, degrade.is_on) == (True, True)
@@ -92,5 +92,5 @@ def test_the_guard_raises_what_it_sees() -> None:
         core.try_enter(2)
         core.submit(Work(), "sink", level=2)
     core.round(1)
-    Guard(config, alerts, desk, counts).look(2)
+    Guard(lambda: config, alerts, desk, counts).look(2)
     assert "alert raised rule=fill level=break value=1" in text.getvalue()

@@ -30,6 +30,13 @@ def test_what_was_built_at_the_start_stays_and_is_named() -> None:
     assert waiting == ["server", "engine", "keys.file", "keys.num_keys_max"]
 
 
+def test_what_the_scheduler_was_started_with_stays_and_is_named() -> None:
+    changed = read(queue__lane_weights=(2, 1), queue__bypass_s=1.0, refusals__retry_after_s=3.0, queue__total=12)
+    config, waiting = taken_over(STARTED, changed)
+    assert (config.queue.lane_weights, config.queue.bypass_s, config.queue.total) == ((3, 1), 10.0, 12)
+    assert waiting == ["refusals", "queue.bypass_s", "queue.lane_weights"]
+
+
 def test_bounds_are_held_against_the_sequences_that_run() -> None:
     """Fewer sequences in the file do not make room in the table."""
     with pytest.raises(ConfigError, match="table_capacity"):

@@ -21,8 +21,9 @@ SHORT_WORDS, SHORT_TOKENS = 10, 8
 DRAIN_S = 60.0
 # More tokens than any request has: no border then, and so one lane.
 ONE_LANE = {"LQS_QUEUE_SHORT_TOKENS_MAX": "1000000000", "LQS_QUEUE_LONG_TOKENS_MIN": "1000000000"}
-# The flood's long requests are just short by default.
-TWO_LANES = {"LQS_QUEUE_SHORT_TOKENS_MAX": "256"}
+# The flood's long requests are just short by default; one sequence of the four is kept for the
+# short ones.
+TWO_LANES = {"LQS_QUEUE_SHORT_TOKENS_MAX": "256", "LQS_QUEUE_LANE_SEQUENCES": "[0, 3]"}
 # S16: how far the short requests' P99 has to fall once long ones have a lane of their own.
 SPLIT_MAX = 0.2
 TTFT_MAX_MS, IDLE_MAX, BELOW_PEER_MIN = 350.0, 4.0, 100.0

@@ -55,8 +55,10 @@ class Classes:
         request.lane = Lane.LONG if self._is_long(request.task_type, num_tokens, border_tokens) else Lane.SHORT
 
     def _is_urgent(self, request: Request, service_s: float) -> bool:
+        if request.deadline_ns == 0:
+            return False
         left_s = (request.deadline_ns - request.arrival_ns) / NS_PER_S
-        return request.deadline_ns != 0 and left_s < self._queue.urgent_below * service_s
+        return left_s < self._queue.urgent_below * service_s
 
     def _is_long(self, wish: str | None, num_tokens: int, border_tokens: int) -> bool:
         if num_tokens > self._queue.long_tokens_min:

@@ -86,6 +86,11 @@ class Gate:
         self._drained_at_ns: int | None = None
         self._shut = asyncio.Event()
 
+    @property
+    def config(self) -> Config:
+        """The one that holds now."""
+        return self._config
+
     async def admit(self, request: Request, source: PromptSource, sink: Sink) -> None:
         """Take a place, make the prompt, submit. Raises LqsError.
 

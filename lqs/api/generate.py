@@ -102,7 +102,7 @@ class Generator:
         await send_json(watch.send, msgspec.json.encode(answer), 200, self._headers(job.request, outlet))
 
     async def _stream(self, job: Job, outlet: Outlet, watch: ClientWatch, trace: Trace) -> None:
-        await outlet.wait_begun(self._services.config.queue.hold_s)
+        await outlet.wait_begun(self._services.gate.config.queue.hold_s)
         failure = self._failure(job.request, outlet) if outlet.is_over and outlet.is_empty else None
         if failure is not None:
             trace.failed(failure)

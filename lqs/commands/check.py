@@ -12,8 +12,10 @@ from lqs.admission.keys import KeyRing
 from lqs.admission.limit_words import in_short
 from lqs.commands.flags import add_setting_flags, load_config
 from lqs.config import Config, is_loopback
-from lqs.engine.plan import Plan, check_fits, make_plan
+from lqs.engine.fallback import find_models
+from lqs.engine.plan import Plan, make_plan
 from lqs.engine.store import DEFAULT_MODEL, Store, store_folder
+from lqs.engine.template import read_template
 from lqs.errors import ConfigError, StartError
 from lqs.settings import check_exposure
 from lqs.simulate.cost import Calibration, load_calibration, save_calibration
@@ -45,11 +47,12 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(args)
     lengths = _lengths(args.lengths)
     keys = KeyRing(config)
-    path = Store(store_folder(os.environ)).resolve(config.model.path or DEFAULT_MODEL.name)
+    store = Store(store_folder(os.environ))
+    path = store.resolve(config.model.path or DEFAULT_MODEL.name)
     plan = make_plan(config, path)
     for line in report(config, path, plan, keys.num_keys):
         print(line, flush=True)
-    code = _verdict(config, plan, keys.num_keys)
+    code = _verdict(config, store, keys.num_keys)
     if code == 1:
         return code
     cost = Path(args.cost) if args.cost else _cost_path(path)
@@ -112,10 +115,12 @@ def _proposals(
     yield from proposal_lines(calibration, config, lengths, num_keys)
 
 
-def _verdict(config: Config, plan: Plan, num_keys: int) -> int:
+def _verdict(config: Config, store: Store, num_keys: int) -> int:
     """The exit code, and a line for what stands in the way."""
     try:
-        check_fits(config, plan)
+        find_models(config, store)
+        if config.model.chat_template:
+            read_template(config.model.chat_template)
     except StartError as error:
         print(error)
         return error.exit_code

@@ -404,8 +404,8 @@ cdef inline void age_unlink(Links* links, Level* level, uint32_t index) noexcept
 
 
 # With many waiting, an entry is in no cache when its turn comes, unless it was asked for
-# before. So ask for the one that is a few turns from being the oldest, and for the next of
-# the heap; the links lead there cheaply.
+# before. So ask for the one that is a few turns from being the oldest, with its links, which
+# lead on next time, and for the next of the heap.
 cdef void prefetch_next(BacklogState* b, const Level* level,
                         const KeyQueue* queue) noexcept nogil:
     cdef uint32_t index = level.oldest
@@ -415,6 +415,7 @@ cdef void prefetch_next(BacklogState* b, const Level* level,
         hops += 1
     if index != NOWHERE:
         prefetch(&b.table[index])
+        prefetch(&b.links[index])
     if queue.deadlines.size:
         prefetch(&b.table[queue.deadlines.nodes[0].index])
         prefetch(&b.links[queue.deadlines.nodes[0].index])

@@ -246,6 +246,23 @@ cdef void list_opened(ModelSlot* m) noexcept nogil:
         m.num_opened += 1
 
 
+# While a prompt of a better class is open, the lesser ones stay out but for one step of
+# DECODE_EVERY.
+cdef void leave_out_lesser(ModelSlot* m, StepLoad* load) noexcept nogil:
+    cdef uint32_t i, num_in = 0
+    cdef uint64_t num_missed
+    for i in range(m.num_opened):
+        if m.opened[i].level > m.opened[0].level:
+            num_missed = m.step_no - m.opened[i].last_step
+            if num_missed < DECODE_EVERY:
+                load.num_steps = min(load.num_steps, DECODE_EVERY - num_missed)
+                continue
+            load.num_steps = 1
+        m.opened[num_in] = m.opened[i]
+        num_in += 1
+    m.num_opened = num_in
+
+
 # The last in the order of class and start that does not step back yet.
 cdef ModelSequence* least_in_turn(ModelSlot* m) noexcept nogil:
     cdef ModelSequence* least = NULL
@@ -429,6 +446,7 @@ cdef bint begin_run(ModelSlot* m, SchedulerState* s, int64_t now_ns) noexcept no
     memset(&load, 0, sizeof(StepLoad))
     load.num_steps = <uint64_t> 1 << 32
     list_opened(m)
+    leave_out_lesser(m, &load)
     let_step_back(m)
     load_decodes(m, &load)
     load_prefills(m, &load)

@@ -203,6 +203,16 @@ cdef inline bint is_better(const Rank* a, const Rank* b) noexcept nogil:
     return a.slot < b.slot
 
 
+# The first of these bits, or NOWHERE.
+cdef inline uint32_t first_of_bits(uint64_t bits) noexcept nogil:
+    cdef uint32_t i = 0
+    if bits == 0:
+        return NOWHERE
+    while not bits >> i & 1:
+        i += 1
+    return i
+
+
 # Who could start it now, as bits.
 cdef uint64_t able_slots(SchedulerState* s, uint32_t index, bint is_aged) noexcept nogil:
     cdef uint64_t able = 0
@@ -249,14 +259,16 @@ cdef Rank prefix_winner(SchedulerState* s, uint64_t able, const Rank* best,
     return winner
 
 
-# Where it starts, of all that can start it now. NOWHERE: none can.
+# Where it starts, of all that can start it now. NOWHERE: none can. Where there is no choice the
+# entry's second line is not looked at.
 cdef uint32_t place(SchedulerState* s, uint32_t index, bint is_aged) noexcept nogil:
     cdef Placement* p = &books_of(s).placement
     cdef const Entry* entry = &s.table[index]
     cdef Rank best, winner
     p.able = able_slots(s, index, is_aged)
-    if p.able == 0:
-        return NOWHERE
+    p.is_turn = False
+    if p.able & (p.able - 1) == 0:
+        return first_of_bits(p.able)
     best = best_of(s, p.able, entry)
     winner = prefix_winner(s, p.able, &best, entry)
     p.is_turn = winner.slot == best.slot

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from lqs.config import Config, ModelConfig
 from lqs.engine.plan import Plan
 from lqs.engine.slot import Slot
-from lqs.engine.template import ChatTemplate, TemplateInvalid
-from lqs.errors import EngineFailed, StartError
+from lqs.engine.template import ChatTemplate, TemplateInvalid, read_template
+from lqs.errors import EngineFailed
 from lqs.request import NS_PER_S
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Served:
         model = self._model
         source = model.chat_template
         if self.config.chat_template:
-            source = _read_template(self.config.chat_template)
+            source = read_template(self.config.chat_template)
         if source is None:
             return None
         bos, eos = model.bos, model.native.eos
@@ -116,10 +116,3 @@ class Served:
             bos_text=model.token_text(bos) if bos is not None else "",
             eos_text=model.token_text(eos) if eos >= 0 else "",
         )
-
-
-def _read_template(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartError(f"model.chat_template: {path}: {error}.") from None

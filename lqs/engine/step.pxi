@@ -6,8 +6,8 @@
 #
 # Decodes go first, one token each; the rest of the step's budget goes to prefill, the best
 # class first and first come first served inside a class. While a prompt of a better class is
-# open, decodes of lesser classes stay out of the batch (leaving a sequence out is free), but
-# every one of them advances at least each DECODE_EVERY steps. core/model_slots.pxi plays the
+# open, decodes and prompts of lesser classes stay out of the batch (leaving a sequence out is
+# free, and the step is shorter), but each of them is in one of DECODE_EVERY steps. core/model_slots.pxi plays the
 # same step without a model; what changes here changes there.
 
 cdef enum:
@@ -193,14 +193,19 @@ cdef int32_t best_prefill_level(WorkerData* w) noexcept nogil:
     return best
 
 
-cdef Sequence* next_prefill(WorkerData* w, const Sequence* after) noexcept nogil:
-    """Prefills in the order (level, start): the first one behind `after`."""
+cdef inline bint is_left_out(WorkerData* w, const Sequence* seq, int32_t best) noexcept nogil:
+    """A prompt of a better class is open, and this one was in a step not long ago."""
+    return seq.level > best and w.step_no - seq.last_step < DECODE_EVERY
+
+
+cdef Sequence* next_prefill(WorkerData* w, const Sequence* after, int32_t best) noexcept nogil:
+    """Prefills in the order (level, start): the first one behind `after`. The best level is known."""
     cdef Sequence* found = NULL
     cdef Sequence* seq
     cdef int32_t i
     for i in range(w.num_ids):
         seq = &w.seqs[i]
-        if seq.phase != PHASE_PREFILL or not may_compute(seq):
+        if seq.phase != PHASE_PREFILL or not may_compute(seq) or is_left_out(w, seq, best):
             continue
         if after != NULL and not comes_before(after, seq):
             continue
@@ -240,7 +245,7 @@ cdef void fill_decodes(WorkerData* w) noexcept nogil:
         seq = &w.seqs[i]
         if seq.phase != PHASE_DECODE or not may_compute(seq) or is_paused(w, seq):
             continue
-        if (seq.level > urgent or seq.steps_back) and w.step_no - seq.last_step < DECODE_EVERY:
+        if is_left_out(w, seq, urgent) or (seq.steps_back and w.step_no - seq.last_step < DECODE_EVERY):
             continue
         if make_room(w, w.batch.n_tokens + 1):
             add_decode(w, seq)
@@ -259,13 +264,14 @@ cdef inline bint is_fine(WorkerData* w, const Sequence* seq) noexcept nogil:
     return seq.lane == LANE_LONG or seq.level >= w.sched.fine_level
 
 
-cdef int32_t fill_prefills_of(WorkerData* w, uint8_t lane, int32_t level, int32_t budget) noexcept nogil:
+cdef int32_t fill_prefills_of(WorkerData* w, uint8_t lane, int32_t level, int32_t best,
+                              int32_t budget) noexcept nogil:
     """Prefill of one lane (LANE_ANY: all) down to a class, within the budget: what is left of that.
 
     A rest of less than PREFILL_MIN goes along, as it would cost more in a step of its own;
     but for those that go in small chunks.
     """
-    cdef Sequence* seq = next_prefill(w, NULL)
+    cdef Sequence* seq = next_prefill(w, NULL, best)
     cdef int32_t n, rest
     while seq != NULL and budget > 0 and seq.level <= level:
         if lane == LANE_ANY or seq.lane == lane:
@@ -281,7 +287,7 @@ cdef int32_t fill_prefills_of(WorkerData* w, uint8_t lane, int32_t level, int32_
             budget -= n
             if is_fine(w, seq):
                 w.num_fine -= n
-        seq = next_prefill(w, seq)
+        seq = next_prefill(w, seq, best)
     return budget
 
 
@@ -297,9 +303,9 @@ cdef void fill_prefills(WorkerData* w) noexcept nogil:
     if has_prefill(w, best, LANE_SHORT) and has_prefill(w, best, LANE_LONG):
         part = <int32_t>(budget * w.sched.short_share + 0.5)
         budget -= part
-        budget += fill_prefills_of(w, LANE_SHORT, best, part)
-        budget = fill_prefills_of(w, LANE_LONG, best, budget)
-    fill_prefills_of(w, LANE_ANY, LEVEL_NONE, budget)
+        budget += fill_prefills_of(w, LANE_SHORT, best, best, part)
+        budget = fill_prefills_of(w, LANE_LONG, best, best, budget)
+    fill_prefills_of(w, LANE_ANY, LEVEL_NONE, best, budget)
 
 
 cdef void fill_alone(WorkerData* w) noexcept nogil:
@@ -337,6 +343,26 @@ cdef uint32_t step_tokens_max(WorkerData* w) noexcept nogil:
     return num_decodes + min(num_prefill, <uint32_t>(max(w.budget, PREFILL_MIN) + 3 * PREFILL_MIN))
 
 
+cdef void order_by_id(WorkerData* w) noexcept nogil:
+    """Lay the step's tokens out anew, sequence by sequence.
+
+    A split cache computes a token of each sequence at once as long as the ids follow one another in
+    the batch: a prompt behind all decodes would part those before its id from those behind it.
+    """
+    cdef Sequence* seq
+    cdef int32_t i
+    cdef uint32_t n
+    w.batch.n_tokens = 0
+    for i in range(w.num_ids):
+        seq = &w.seqs[i]
+        n = seq.in_batch
+        seq.in_batch = 0
+        if n > 0 and seq.phase == PHASE_DECODE:
+            add_decode(w, seq)
+        elif n > 0:
+            add_prefill(w, seq, n)
+
+
 cdef bint fill_batch(WorkerData* w) noexcept nogil:
     """Put the step's tokens into the batch; False where there is nothing to compute."""
     w.batch.n_tokens = 0
@@ -345,6 +371,8 @@ cdef bint fill_batch(WorkerData* w) noexcept nogil:
     if w.num_suspects == 0:
         fill_decodes(w)
         fill_prefills(w)
+        if not w.unified:
+            order_by_id(w)
     return w.batch.n_tokens > 0
 
 

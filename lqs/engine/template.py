@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
@@ -16,7 +17,7 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from lqs.engine.allowance import RENDER_S_MAX, TemplateLimitError
 from lqs.engine.markers import Guard, Markers
 from lqs.engine.sandbox import SandboxEnvironment, TemplateRaised
-from lqs.errors import BadRequest
+from lqs.errors import BadRequest, StartError
 from lqs.request import Segment
 
 SOURCE_CHARS_MAX = 262_144
@@ -148,6 +149,14 @@ def _chars_of(value: Any) -> set[str]:
         elif isinstance(part, (list, tuple)):
             pending.extend(part)
     return chars
+
+
+def read_template(path: str) -> str:
+    """The text of the file that `model.chat_template` names. Raises StartError."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartError(f"model.chat_template: {path}: {error}.") from None
 
 
 def _cut(rendered: str, mark: str) -> str:

@@ -26,6 +26,13 @@ def model(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize("key", ["fallback", "chat_template"])
+def test_every_file_that_serve_would_read_must_be_there(model: str, tmp_path: Path, key: str) -> None:
+    config = tmp_path / "lqs.toml"
+    config.write_text(f'model.{key} = "nowhere"\n')
+    assert main(["check", model, "--config", str(config), "--ctx", "512"]) == 1
+
+
 def test_the_plan_names_what_matters(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", model, "--device", "cpu:0", "--device", "cpu:1", "--ctx", "512"]) == 0
     text = capsys.readouterr().out

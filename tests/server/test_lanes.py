@@ -54,6 +54,10 @@ def test_requests_wait_in_the_lane_of_their_length(server: Server, num_tokens: i
     assert lane_of(server, num_tokens) == lane
 
 
-@pytest.mark.parametrize(("num_tokens", "wish", "lane"), [(2048, "short", "short"), (64, "long", "long"), (2049, "short", "long")])
-def test_a_client_may_say_so_itself_up_to_the_upper_bound(server: Server, num_tokens: int, wish: str, lane: str) -> None:
+@pytest.mark.parametrize(
+    ("num_tokens", "wish", "lane"), [(2048, "short", "short"), (64, "long", "long"), (2049, "short", "long")]
+)
+def test_a_client_may_say_so_itself_up_to_the_upper_bound(
+    server: Server, num_tokens: int, wish: str, lane: str
+) -> None:
     assert lane_of(server, num_tokens, task_type=wish) == lane

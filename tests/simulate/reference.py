@@ -81,6 +81,7 @@ class Worker:
         urgent = opened[0].ask.level if opened else 99
         over = max(len(self.sequences) - self.in_turn, 0)
         back = sorted(self.sequences, key=self.rank)[len(self.sequences) - over :]
+        opened = [s for s in opened if s.ask.level == urgent or self.step_no - s.last_step >= DECODE_EVERY]
         decodes = [s for s in self.sequences if not s.is_open and not self.is_left_out(s, urgent, back)]
         budget = min(max(self.budget - len(decodes), PREFILL_MIN), self.batch_max - len(decodes))
         return [(s, 1) for s in decodes] + self.prefills(opened, urgent, budget, len(decodes))
