@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, TypeVar
 
 from msgspec import Meta, Struct
@@ -57,6 +57,12 @@ class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
     prefix_tokens_min: Annotated[
         int, key("A shorter beginning that is there already counts for nothing.", "tokens", ge=64, le=65_536)
     ] = 256
+
+    def rules(self, devices: Sequence[str]) -> Iterator[tuple[bool, str]]:
+        """What its keys cannot show alone, beside `engine.devices`: whether it holds, and what is wrong if not."""
+        for name, num in (("weights", len(self.weights)), ("lanes", len(self.lanes))):
+            fits = num <= len(devices) or "auto" in devices
+            yield fits, f"placement.{name}: there are {num} for {len(devices)} device slots."
 
     def weight_of(self, number: int) -> float:
         """The weight of the device slot of that number on the list."""

@@ -271,7 +271,7 @@ def check_together(config: Config) -> None:
             engine.out_buffer_bytes & (engine.out_buffer_bytes - 1) == 0,
             "engine.out_buffer_bytes: must be a power of two.",
         ),
-        *_placement_rules(config),
+        *config.placement.rules(engine.devices),
         (engine.ctx == 0 or engine.ctx >= CTX_MIN, f"engine.ctx: must be 0 or at least {CTX_MIN}."),
         # A step must have room for one token of every running sequence.
         (engine.n_batch >= engine.parallel, "engine.n_batch: must be at least engine.parallel."),
@@ -289,13 +289,6 @@ def check_together(config: Config) -> None:
     for holds, message in rules:
         if not holds:
             raise ConfigError(message)
-
-
-def _placement_rules(config: Config) -> Iterator[tuple[bool, str]]:
-    devices = config.engine.devices
-    for name, values in (("weights", config.placement.weights), ("lanes", config.placement.lanes)):
-        fits = len(values) <= len(devices) or devices == ("auto",)
-        yield fits, f"placement.{name}: there are {len(values)} for {len(devices)} device slots."
 
 
 def _tier_rules(config: Config) -> Iterator[tuple[bool, str]]:

@@ -67,6 +67,44 @@ cdef struct Placement:
     Standing slots[MAX_DEVICE_SLOTS]
 
 
+# --- as Python says it ------------------------------------------------------------------
+
+cdef int placement_init(Placement* p, uint32_t policy, double prefix_margin,
+                        uint32_t prefix_tokens_min) except -1:
+    if policy > LOAD or not 0 <= prefix_margin <= 1e6:
+        raise ValueError("no such policy, or prefix_margin is not between 0 and 1e6")
+    p.policy = policy
+    p.prefix_margin = prefix_margin
+    p.prefix_units_min = min(prefix_tokens_min // HINT_UNIT + (prefix_tokens_min % HINT_UNIT != 0),
+                             <uint32_t> HINT_UNITS_MAX)
+    return 0
+
+
+cdef inline uint32_t weight_units(double weight) noexcept nogil:
+    return max(<uint32_t> (weight * WEIGHT_UNIT + 0.5), <uint32_t> 1)
+
+
+cdef uint32_t headroom_word(object kv_tokens) except 0:
+    if kv_tokens is None:
+        return NOWHERE
+    if kv_tokens < 0:
+        raise ValueError("a headroom is at least 0 tokens")
+    # More than anything has is no bound.
+    return 1 + <uint32_t> min(kv_tokens, NOWHERE - 1)
+
+
+# One more device slot that holds some of its prompt. The longest stay, of equals the first.
+cdef inline void note_hint(uint16_t* hints, uint32_t slot, uint64_t num_tokens) noexcept:
+    cdef uint16_t hint = hint_of(slot, num_tokens)
+    if slot >= MAX_DEVICE_SLOTS:
+        return
+    if hint_units(hint) > hint_units(hints[0]):
+        hints[1] = hints[0]
+        hints[0] = hint
+    elif hint_units(hint) > hint_units(hints[1]):
+        hints[1] = hint
+
+
 # --- what the loop wants ----------------------------------------------------------------
 
 # KV tokens that may still be promised to who starts. What runs may go beyond that.

@@ -76,22 +76,6 @@ cdef void gather(OutBuffer* out, uint64_t tail, bint is_text, char* target) noex
         position += out_footprint(record.num_bytes)
 
 
-cdef inline uint32_t weight_units(double weight) noexcept nogil:
-    return max(<uint32_t> (weight * WEIGHT_UNIT + 0.5), <uint32_t> 1)
-
-
-# One more device slot that holds some of its prompt; the longest stay.
-cdef inline void note_hint(uint16_t* hints, uint32_t slot, uint64_t num_tokens) noexcept:
-    cdef uint16_t hint = hint_of(slot, num_tokens)
-    if slot >= MAX_DEVICE_SLOTS:
-        return
-    if hint_units(hint) > hint_units(hints[0]):
-        hints[1] = hints[0]
-        hints[0] = hint
-    elif hint_units(hint) > hint_units(hints[1]):
-        hints[1] = hint
-
-
 # Whether what its worker says is to stay untold. Its finish is the last of that.
 cdef inline bint is_held(const Entry* entry) noexcept nogil:
     return entry.hold & HOLD_ON and not entry.attempt.told_finished
@@ -157,12 +141,7 @@ cdef class Scheduler:
         self.state.fine_level = fine_level
         books.models[0].backfill.bypass_max = bypass_max
         books.models[0].backfill.bypass_ns = bypass_ns
-        if policy > LOAD or not 0 <= prefix_margin <= 1e6:
-            raise ValueError("no such policy, or prefix_margin is not between 0 and 1e6")
-        books.placement.policy = policy
-        books.placement.prefix_margin = prefix_margin
-        books.placement.prefix_units_min = (min(prefix_tokens_min, <uint32_t> HINT_UNIT * HINT_UNITS_MAX)
-                                            + HINT_UNIT - 1) // HINT_UNIT
+        placement_init(&books.placement, policy, prefix_margin, prefix_tokens_min)
         for i in range(books.backlog.num_levels):
             books.permits[i].cap = level_caps[i]
         books.total.cap = total_cap
@@ -267,14 +246,8 @@ cdef class Scheduler:
 
         Nothing that is promised is taken away, and what runs may still grow.
         """
-        cdef uint32_t wanted = NOWHERE
         self.check_slot(slot)
-        if kv_tokens is not None:
-            if kv_tokens < 0:
-                raise ValueError("a headroom is at least 0 tokens")
-            # More than anything has is no bound.
-            wanted = 1 + min(kv_tokens, NOWHERE - 1)
-        exchange32(&self.state.slots[slot].wants_headroom, wanted)
+        exchange32(&self.state.slots[slot].wants_headroom, headroom_word(kv_tokens))
         wake(&self.state.waker)
 
     def set_use(self, uint32_t slot, uint32_t percent):
@@ -733,31 +706,8 @@ cdef class Scheduler:
 
     def snapshot(self):
         """All counters, each exact, not all of one moment."""
-        cdef Books* books = books_of(self.state)
-        cdef uint32_t i, k
         return {
-            "levels": [level_figures(&books.levels[i], &books.permits[i])
-                       for i in range(books.backlog.num_levels)],
-            "slots": self.slots(),
-            "lanes": [{**lane_figures(&books.lanes[i]),
-                       "share": books.backlog.lane_weights[i] / books.backlog.lane_weight_sum}
-                      for i in range(books.backlog.num_lanes)],
-            # By lane, then by class.
-            "queues": [[queue_figures(books, i * MAX_LEVELS + k)
-                        for k in range(books.backlog.num_levels)]
-                       for i in range(books.backlog.num_lanes)],
-            "border_tokens": load_relaxed(&books.shares.border_tokens),
-            **backfill_figures(books),
-            # By name: what lies in it, and what fits.
-            "rings": {"submit": ring_figures(&self.state.submit),
-                      "events": ring_figures(&self.state.events),
-                      **{f"events_{i}": ring_figures(&self.state.slots[i].events)
-                         for i in range(self.state.num_slots)}},
-            "num_entered": load_relaxed(&books.total.taken),
-            "num_running": load_relaxed(&books.num_running),
-            "num_decisions": load_relaxed(&books.num_decisions),
-            "num_rounds": load_relaxed(&books.num_rounds),
-            "num_broken": load_relaxed(&books.num_broken),
+            **core_figures(self.state),
             "num_live": self.num_live,
             "num_kept": self.num_kept,
             "num_held": self.num_held,

@@ -175,3 +175,33 @@ cdef dict level_figures(LevelBook* book, Permit* permit):
         "oldest_arrival_ns": load_relaxed(&book.oldest_arrival_ns),
         "drain_rate": load_relaxed(&book.drain.per_gs) / 1e9,
     }
+
+
+# All counters, each exact, not all of one moment.
+cdef dict core_figures(SchedulerState* s):
+    cdef Books* books = books_of(s)
+    cdef uint32_t i, k
+    return {
+        "levels": [level_figures(&books.levels[i], &books.permits[i])
+                   for i in range(books.backlog.num_levels)],
+        "slots": [device_figures(s, i) for i in range(s.num_slots)],
+        "lanes": [{**lane_figures(&books.lanes[i]),
+                   "share": books.backlog.lane_weights[i] / books.backlog.lane_weight_sum}
+                  for i in range(books.backlog.num_lanes)],
+        # By lane, then by class.
+        "queues": [[queue_figures(books, i * MAX_LEVELS + k)
+                    for k in range(books.backlog.num_levels)]
+                   for i in range(books.backlog.num_lanes)],
+        "border_tokens": load_relaxed(&books.shares.border_tokens),
+        **backfill_figures(books),
+        # By name: what lies in it, and what fits.
+        "rings": {"submit": ring_figures(&s.submit),
+                  "events": ring_figures(&s.events),
+                  **{f"events_{i}": ring_figures(&s.slots[i].events)
+                     for i in range(s.num_slots)}},
+        "num_entered": load_relaxed(&books.total.taken),
+        "num_running": load_relaxed(&books.num_running),
+        "num_decisions": load_relaxed(&books.num_decisions),
+        "num_rounds": load_relaxed(&books.num_rounds),
+        "num_broken": load_relaxed(&books.num_broken),
+    }

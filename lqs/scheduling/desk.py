@@ -52,8 +52,7 @@ class Desk:
     """The event loop's end of the scheduler, and of the door before it.
 
     `body` is what the scheduler's thread does; tests leave it out and drive the scheduler
-    themselves. `on_door` hears of the door's warning and breakers, see `Entrance`. `prefixes` knows
-    where prompts have begun before; None: nothing is kept of them.
+    themselves. `on_door` hears of the door's warning and breakers, see `Entrance`.
 
     Owner: the event loop.
     """
@@ -75,7 +74,7 @@ class Desk:
         self.entrance = Entrance(scheduler, door, outlook, on_change=on_door, now_ns=now_ns)
         self._observer = observer
         self._body = body
-        self._prefixes = prefixes
+        self._prefixes = prefixes or Prefixes(scheduler.slots)
         self._over: Callable[[Request, Outcome | None], None] | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -126,7 +125,6 @@ class Desk:
     def submit(self, request: Request, work: Work, sink: Sink, *, model: int) -> None:
         """Hand the request, with its place, to the scheduler. Raises RequestRefused."""
         ticket = Ticket(request, sink, self.pace(model))
-        prefixes = self._prefixes.find(request, model) if self._prefixes is not None else ()
         # From here on the place is the core's, also if it has no room in its table.
         request.holds_permit = False
         try:
@@ -144,7 +142,7 @@ class Desk:
                 num_prompt_tokens=request.num_prompt_tokens,
                 max_tokens=request.max_tokens_granted,
                 footprint_tokens=request.footprint_tokens,
-                prefixes=prefixes,
+                prefixes=self._prefixes.find(request, model),
             )
         except IndexError:
             # A key or a lane that the core has no room for: nothing of it may stay behind.
@@ -257,7 +255,7 @@ class Desk:
             request.state = RequestState.FINISHED
             ticket.pace.note(request, rest[0])
             self.outlook.finished(request, rest[0])
-            self._note_prefix(request, rest[0])
+            self._prefixes.note(request, rest[0])
             self._settle_limits(request, rest[0])
             self._observer.finished(request, rest[0])
             sink.finished(rest[0])
@@ -287,10 +285,6 @@ class Desk:
         self.outlook.ended(request)
         self._observer.ended(request, reason)
         ticket.sink.ended(reason)
-
-    def _note_prefix(self, request: Request, outcome: Outcome) -> None:
-        if self._prefixes is not None and outcome.prefill_done_ns:
-            self._prefixes.note(request, request.model_index, outcome.slot)
 
     def _settle_limits(self, request: Request, outcome: Outcome | None) -> None:
         if self._over is not None:

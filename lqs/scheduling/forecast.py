@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from typing import Any
 
 from lqs.request import NS_PER_S, Outcome, Request
+from lqs.scheduling.lines import Line, is_for, lines_of, num_more, takes
 from lqs.scheduling.tempo import ARRIVALS_S, Pace, Rate, Run
 
 # What was worked out is good for so long, or until something starts or ends, but at least so long.
@@ -58,15 +59,6 @@ class _Waiting:
         self.footprint_tokens += by * wait.footprint_tokens
 
 
-@dataclass(slots=True)
-class _Line:
-    """When the sequences that some lanes wait for come free, as a heap, and the starts worked out from it so far."""
-
-    free_at: list[float] = field(default_factory=list)
-    starts: list[float] = field(default_factory=list)
-    mean_ns: float | None = None
-
-
 class Forecast:
     """The expected waits for one model.
 
@@ -96,7 +88,7 @@ class Forecast:
         self._waiting = [_Waiting(num_levels) for _ in lane_weights]
         self._paces = [Pace() for _ in lane_weights]
         # By lane; lanes that share device slots share one.
-        self._lines = [_Line()] * len(lane_weights)
+        self._lines = [Line()] * len(lane_weights)
         self._made_ns = 0
         self._is_stale = True
 
@@ -153,7 +145,7 @@ class Forecast:
     @property
     def num_sequences(self) -> int:
         """Sequences of the device slots that take requests."""
-        return sum(slot["num_sequences"] for slot in self._slots() if _takes(slot))
+        return sum(slot["num_sequences"] for slot in self._slots() if takes(slot))
 
     def num_ahead(self, lane: int, level: int) -> int:
         """How many of its lane are ahead of one that comes to this class now."""
@@ -210,11 +202,11 @@ class Forecast:
         self._made_ns, self._is_stale = now_ns, False
         slots = self._slots()
         token_ns = self._token_ns(now_ns)
-        self._lines = _lines_of(slots, len(self._waiting))
+        self._lines = lines_of(slots, len(self._waiting))
         for line in {id(line): line for line in self._lines}.values():
             self._make(line, slots, token_ns, now_ns)
 
-    def _make(self, line: _Line, slots: Sequence[Mapping[str, Any]], token_ns: float | None, now_ns: int) -> None:
+    def _make(self, line: Line, slots: Sequence[Mapping[str, Any]], token_ns: float | None, now_ns: int) -> None:
         lanes = self._lanes_of(line)
         line.mean_ns = None if token_ns is None else self._mean_service_ns(lanes, token_ns)
         left = [
@@ -225,7 +217,7 @@ class Forecast:
         line.free_at = [*left, *[0.0] * self._num_free(lanes, slots)]
         heapify(line.free_at)
 
-    def _lanes_of(self, line: _Line) -> list[int]:
+    def _lanes_of(self, line: Line) -> list[int]:
         """The lanes that wait in it."""
         return [lane for lane, other in enumerate(self._lines) if other is line]
 
@@ -270,8 +262,8 @@ class Forecast:
         num = max(sum(self._waiting[n].num for n in lanes), 1)
         num_tokens = sum(self._num_promised(self._waiting[n], self._paces[n]) for n in lanes)
         tokens_each = max(int(num_tokens / num), 1)
-        own = [slot for slot in slots if any(_is_for(slot, lane) for lane in lanes)]
-        return sum(_num_more(slot, slot["num_sequences"], tokens_each) for slot in own)
+        own = [slot for slot in slots if any(is_for(slot, lane) for lane in lanes)]
+        return sum(num_more(slot, slot["num_sequences"], tokens_each) for slot in own)
 
     def _num_promised(self, lane: _Waiting, pace: Pace) -> float:
         """KV tokens that those who wait in a lane will be promised."""
@@ -283,33 +275,5 @@ class Forecast:
         """Whether one of the sequences is free that are kept for who is better than one that runs."""
         if all(run.level <= level for run in self._running.values()):
             return False
-        own = [slot for slot in self._slots() if _is_for(slot, lane)]
-        return any(_num_more(slot, slot["num_sequences"] + slot["num_extra"], 1) for slot in own)
-
-
-def _takes(slot: Mapping[str, Any]) -> bool:
-    """Whether anybody may start on a device slot."""
-    return not slot["is_dead"] and not slot["is_drained"]
-
-
-def _is_for(slot: Mapping[str, Any], lane: int) -> bool:
-    return bool(slot["lanes"] >> lane & 1)
-
-
-def _lines_of(slots: Sequence[Mapping[str, Any]], num_lanes: int) -> list[_Line]:
-    """A line for each lane; one for all that share device slots, be it through others."""
-    lines = [_Line() for _ in range(num_lanes)]
-    for slot in slots:
-        own = [lane for lane in range(num_lanes) if _takes(slot) and _is_for(slot, lane)]
-        joined = [lines[lane] for lane in own]
-        lines = [joined[0] if any(line is other for other in joined) else line for line in lines]
-    return lines
-
-
-def _num_more(slot: Mapping[str, Any], num_sequences: int, tokens_each: int) -> int:
-    """How many more requests of that size could start on a device slot that has so many sequences."""
-    if not _takes(slot):
-        return 0
-    num_running: int = slot["num_running"]
-    num_fitting: int = slot["headroom"] // tokens_each
-    return max(min(num_sequences - num_running, num_fitting), 0)
+        own = [slot for slot in self._slots() if is_for(slot, lane)]
+        return any(num_more(slot, slot["num_sequences"] + slot["num_extra"], 1) for slot in own)

@@ -216,6 +216,7 @@ def test_a_drained_device_slot_has_no_free_sequence() -> None:
     board.forecast.output(request, 1, 2 * S)
     assert board.wait_s(2 * S, ahead=0) == 0
     board.slot["is_drained"] = True
+    board.forecast.output(request, 2, 4 * S)
     assert board.wait_s(4 * S, ahead=0) == pytest.approx(6)
     assert board.forecast.num_sequences == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass
 from typing import Any
 
 from lqs.request import Request, Sampling, Tenant
@@ -24,13 +25,28 @@ class Board:
         return self.prefixes.find(ask(prompt, **given), 0)
 
     def note(self, prompt: list[int], slot: int, **given: Any) -> None:
-        self.prefixes.note(ask(prompt, **given), 0, slot)
+        self.prefixes.note(ask(prompt, **given), Ended(slot))
 
 
-def ask(prompt: list[int], *, key: int = 0, cache_prompt: bool = True) -> Request:
+@dataclass
+class Ended:
+    """An outcome."""
+
+    slot: int
+    prefill_done_ns: int = 1
+    finish: int = 1
+    error_code: int = 0
+    num_cached_tokens: int = 0
+    num_completion_tokens: int = 1
+    assigned_ns: int = 1
+    first_token_ns: int = 1
+    finished_ns: int = 1
+
+
+def ask(prompt: list[int], *, key: int = 0, model: int = 0, cache_prompt: bool = True) -> Request:
     tenant = Tenant("t", "normal", key, 1, 1)
     request = Request(id="r", tenant=tenant, model="m", arrival_ns=0, sampling=Sampling(cache_prompt=cache_prompt))
-    request.prompt = array("i", prompt)
+    request.prompt, request.model_index = array("i", prompt), model
     return request
 
 
@@ -68,12 +84,17 @@ def test_no_more_is_remembered_than_a_device_slot_holds_and_beginnings_stay_long
 
 def test_without_a_choice_or_a_wish_nothing_is_kept() -> None:
     board = Board()
-    board.prefixes.note(ask(list(range(128))), 1, 2)
+    board.prefixes.note(ask(list(range(128)), model=1), Ended(2))
     assert board.prefixes.find(ask(list(range(128))), 1) == []
+    board.prefixes.note(ask(list(range(128))), Ended(0, prefill_done_ns=0))
+    assert board.find(list(range(128))) == []
     board.note(list(range(128)), 0, cache_prompt=False)
     assert board.find(list(range(128))) == []
     board.note(list(range(128)), 0)
     assert board.find(list(range(128)), cache_prompt=False) == []
+    nothing = Prefixes(lambda: board.slots, is_kept=False)
+    nothing.note(ask(list(range(128))), Ended(0))
+    assert nothing.find(ask(list(range(128))), 0) == []
 
 
 def test_device_slots_that_come_later_are_seen() -> None:
