@@ -388,7 +388,7 @@ cdef struct DeviceSlot:
     # What the loop wants of the scheduler; core/placement.pxi says how it is read.
     uint32_t wants_drain    # atomic
     uint32_t wants_weight   # atomic; in units
-    uint32_t wants_headroom # atomic, exchanged: KV tokens + 1; NOWHERE: no bound; 0: no news
+    uint32_t wants_headroom  # atomic, exchanged: KV tokens + 1; NOWHERE: no bound; 0: no news
     uint32_t use_percent    # atomic: how busy the device is, whoever keeps it so
     char pad_wants[48]
     uint32_t dead           # atomic; set by any thread, never cleared

@@ -17,8 +17,9 @@
 #
 # weighted_round_robin is nginx's smooth kind. Each start gives every device slot that could
 # have had it its weight, and takes the sum of those from the one that gets it. So with weights
-# of 2 and 1 it goes A B A, A B A, and every three starts are split exactly. What never was a choice leaves no trace: a full one gains no
-# turns to be showered with later, and neither does one that lost to a prefix or a hold.
+# of 2 and 1 it goes A B A, A B A, and every three starts are split exactly. What never was a
+# choice leaves no trace: a full one gains no turns to be showered with later, and neither does
+# one that lost to a prefix or a hold.
 #
 # load is the time until a slot has done all that it has, if it goes on as it did lately. Work
 # is tokens: prompt and expected answer of each that runs, and of the one that is placed. On a

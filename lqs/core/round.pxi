@@ -89,8 +89,8 @@ cdef inline ModelQueue* model_queue(Books* books, const Entry* entry) noexcept n
     return queue if queue != NULL else books.models[0]
 
 
-cdef inline QueueBook* queue_of(Books* books, const Entry* entry) noexcept nogil:
-    return &model_queue(books, entry).queues[entry.lane * MAX_LEVELS + entry.level]
+cdef inline QueueBook* queue_book(ModelQueue* queue, const Entry* entry) noexcept nogil:
+    return &queue.queues[entry.lane * MAX_LEVELS + entry.level]
 
 
 cdef inline void tell_loop(SchedulerState* s, Op op, uint32_t index) noexcept nogil:
@@ -112,16 +112,17 @@ cdef void leave_backlog(SchedulerState* s, uint32_t index, int64_t now_ns) noexc
     cdef Books* books = books_of(s)
     cdef Entry* entry = &s.table[index]
     cdef LevelBook* book = &books.levels[entry.level]
+    cdef ModelQueue* queue = model_queue(books, entry)
     cdef int64_t steps
     if books.expiry.places[index] != NOWHERE:
         heap_remove(&books.expiry, s.table, index)
-    forget_passed(&model_queue(books, entry).backfill, index)
+    forget_passed(&queue.backfill, index)
     if books.backlog.aging_step_ns > 0 and now_ns > entry.arrival_ns:
         steps = (now_ns - entry.arrival_ns) // books.backlog.aging_step_ns
         bump(&book.num_promoted, min(steps, <int64_t> entry.level))
     bump(&book.num_waiting, -1)
     bump(&books.lanes[entry.lane].num_waiting, -1)
-    bump(&queue_of(books, entry).num_waiting, -1)
+    bump(&queue_book(queue, entry).num_waiting, -1)
     give_back_permit(books, entry.level)
 
 
@@ -292,8 +293,8 @@ cdef inline bint has_sequence(SchedulerState* s, uint32_t slot, uint32_t level,
 # The lanes of a model that anybody could start of, as bits: a device slot without a sequence
 # for the best class that waits for it is no use to anybody, and nobody is passed for it,
 # because all wait for the same thing.
-cdef uint32_t lanes_with_sequence(SchedulerState* s, ModelQueue* queue,
-                                  uint32_t model) noexcept nogil:
+cdef inline uint32_t lanes_with_sequence(SchedulerState* s, ModelQueue* queue,
+                                         uint32_t model) noexcept nogil:
     cdef uint32_t i, level, lanes = 0
     if queue.backlog.num_waiting == 0:
         return 0
@@ -332,6 +333,7 @@ cdef bint start(SchedulerState* s, Choice choice, uint32_t slot, int64_t now_ns)
     cdef Books* books = books_of(s)
     cdef Entry* entry = &s.table[choice.index]
     cdef LevelBook* book = &books.levels[entry.level]
+    cdef ModelQueue* queue = model_queue(books, entry)
     cdef Attempt* attempt = attempt_new(s.out_buffer_bytes)
     if attempt == NULL:
         return False
@@ -341,7 +343,7 @@ cdef bint start(SchedulerState* s, Choice choice, uint32_t slot, int64_t now_ns)
     ledger_use(&books.ledger, slot, attempt.used)
     take_turn(s, slot)
     standing_start(&books.placement, slot, entry)
-    backlog_take(&model_queue(books, entry).backlog, choice)
+    backlog_take(&queue.backlog, choice)
     leave_backlog(s, choice.index, now_ns)
     entry.epoch += 1
     attempt.handle = <uint64_t> entry.generation << 32 | choice.index
@@ -366,8 +368,8 @@ cdef bint start(SchedulerState* s, Choice choice, uint32_t slot, int64_t now_ns)
     bump(&book.num_started, 1)
     bump(&book.num_aged_starts, choice.is_aged)
     bump(&book.wait_ns_sum, max(<int64_t> 0, attempt.queue_ns))
-    bump(&queue_of(books, entry).num_started, 1)
-    bump(&queue_of(books, entry).wait_ns_sum, max(<int64_t> 0, attempt.queue_ns))
+    bump(&queue_book(queue, entry).num_started, 1)
+    bump(&queue_book(queue, entry).wait_ns_sum, max(<int64_t> 0, attempt.queue_ns))
     bump(&books.num_running, 1)
     books.running[slot][entry.level] += 1
     bump(&books.lanes[entry.lane].num_running, 1)
@@ -464,13 +466,14 @@ cdef void enqueue(SchedulerState* s, uint32_t index) noexcept nogil:
     cdef Books* books = books_of(s)
     cdef Entry* entry = &s.table[index]
     cdef LevelBook* book = &books.levels[entry.level]
+    cdef ModelQueue* queue = model_queue(books, entry)
     entry.epoch = 0
     entry.share_tokens = expected_share(s, entry)
-    entry.rank = queue_join(queue_of(books, entry))
+    entry.rank = queue_join(queue_book(queue, entry))
     bump(&book.num_enqueued, 1)
     bump(&book.num_waiting, 1)
     bump(&books.lanes[entry.lane].num_waiting, 1)
-    backlog_push(&model_queue(books, entry).backlog, index)
+    backlog_push(&queue.backlog, index)
     if entry.expire_ns:
         # Cannot fail: the heap is as large as the table.
         heap_push(&books.expiry, s.table, index, entry.expire_ns)
@@ -606,8 +609,8 @@ cdef bint start_waiting(SchedulerState* s, int64_t now_ns) noexcept nogil:
 # The oldest of a class over all models, or NOWHERE.
 cdef uint32_t oldest_of_all(SchedulerState* s, uint32_t level) noexcept nogil:
     cdef Books* books = books_of(s)
-    cdef uint32_t i, candidate, oldest = NOWHERE
-    for i in range(books.num_models):
+    cdef uint32_t i, candidate, oldest = oldest_of(books.backlog, level, ALL_LANES)
+    for i in range(1, books.num_models):
         candidate = (NOWHERE if books.models[i] == NULL
                      else oldest_of(&books.models[i].backlog, level, ALL_LANES))
         if candidate != NOWHERE and (oldest == NOWHERE or s.table[candidate].arrival_no

@@ -106,9 +106,9 @@ cdef class Scheduler:
     def __cinit__(self, *, uint32_t table_capacity, level_caps, uint64_t total_cap,
                   num_lanes=2, num_keys=1, key_weights=None, int64_t aging_step_ns=0,
                   aged_every=4, lane_weights=(3, 1), lane_share_mins=(1, 1), lane_caps=None,
-                  lane_token_caps=None, borders=(0, 0), uint32_t fine_level=255, uint32_t bypass_max=16, int64_t bypass_ns=10_000_000_000,
-                  uint64_t out_buffer_bytes=65536, uint32_t policy=LEAST_CONNECTIONS, double prefix_margin=0.0,
-                  uint32_t prefix_tokens_min=HINT_UNIT):
+                  lane_token_caps=None, borders=(0, 0), uint32_t fine_level=255, uint32_t bypass_max=16,
+                  int64_t bypass_ns=10_000_000_000, uint64_t out_buffer_bytes=65536, uint32_t policy=LEAST_CONNECTIONS,
+                  double prefix_margin=0.0, uint32_t prefix_tokens_min=HINT_UNIT):
         cdef Books* books
         cdef uint32_t i
         check_shape(num_lanes, len(level_caps), num_keys, aging_step_ns, aged_every)
