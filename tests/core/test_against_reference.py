@@ -1,7 +1,9 @@
 """The core and its plain-Python twin, fed alike by hypothesis, must never differ."""
 
+import random
 from collections import Counter
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
@@ -516,3 +518,60 @@ TestRings = suite(RingsAgree)
 TestBacklogs = suite(BacklogsAgree)
 TestLedgers = suite(LedgersAgree)
 TestSchedulers = suite(SchedulersAgree)
+
+
+def crowd(draw, machine):
+    """One turn of a load under which there mostly is a choice: some come, change, end."""
+    for _ in range(draw.randrange(6)):
+        if len(machine.live) + len(machine.kept) < CAPACITY:
+            machine.submit(
+                lane=draw.randrange(2),
+                level=draw.randrange(NUM_LEVELS),
+                key=draw.randrange(3),
+                model=int(draw.random() < 0.2),
+                deadline_ns=0,
+                expire_in_ns=draw.choice((0, 0, 40)),
+                prompt=draw.randint(1, 20),
+                max_tokens=draw.randint(1, 25),
+                prefixes=[(draw.randrange(4), draw.choice((64, 100, 128, 200))) for _ in range(draw.randrange(4))],
+            )
+    if draw.random() < 0.1:
+        machine.drain(draw.randrange(4), draw.random() < 0.5)
+    if draw.random() < 0.2:
+        machine.change(
+            draw.randrange(4), draw.choice((0.5, 1, 2, 3)), draw.choice((None, None, 10, 60)), draw.choice((0, 100))
+        )
+    for _ in range(draw.randrange(5)):
+        if machine.live:
+            machine.finish(draw.randrange(CAPACITY), draw.randint(1, 25), draw.randint(1, 50), draw.choice((7, 900)))
+    machine.round(draw.randint(1, 5))
+    machine.figures_agree()
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_each_choice_in_a_crowd_is_the_references(policy, seed):
+    draw = random.Random(f"{policy} {seed}")
+    machine = SchedulersAgree()
+    machine.begin(
+        aging_step_ns=5,
+        aged_every=2,
+        bypass_max=3,
+        bypass_ns=50,
+        # The first is for short ones only, sometimes the only one for them.
+        slots=[
+            (0, 100, 3, draw.choice((1.0, 2.0)), 1, 1, 3),
+            (0, 100, 4, draw.choice((1.0, 3.0)), 0, draw.choice((2, 3)), 1),
+            (0, draw.choice((80, 150)), 3, 1.0, 0, draw.choice((2, 3)), 2),
+            (1, 100, 3, 1.0, 0, 15, 1),
+        ],
+        policy=policy,
+        prefix_margin=draw.choice((0.0, 0.5, 1.0)),
+        prefix_tokens_min=draw.choice((0, 64, 130)),
+        lane_caps=[0, 0],
+        lane_token_caps=[0, 0],
+    )
+    for turn in range(120):
+        if turn == 90:
+            machine.die(0)
+        crowd(draw, machine)
