@@ -314,6 +314,24 @@ cdef enum Hold:
     HOLD_END = 4            # OP_SETTLED was taken and not told
     HOLD_LISTED = 8         # lifted: the next poll() looks at it
 
+# Where some of a prompt is computed already: a device slot, and how many tokens of it, in
+# units and rounded down. The loop's guess, so that a request may go where it has least to do.
+cdef enum:
+    HINTS_MAX = 2           # of each request: the longest
+    HINT_UNIT = 64          # tokens
+    HINT_UNITS_MAX = 1023
+
+# No hint, and none of 0 tokens, is 0 units whatever the device slot.
+cdef inline uint16_t hint_of(uint32_t slot, uint64_t tokens) noexcept nogil:
+    cdef uint64_t units = tokens // HINT_UNIT
+    return <uint16_t> (slot << 10 | (units if units < HINT_UNITS_MAX else HINT_UNITS_MAX))
+
+cdef inline uint32_t hint_slot(uint16_t hint) noexcept nogil:
+    return hint >> 10
+
+cdef inline uint32_t hint_units(uint16_t hint) noexcept nogil:
+    return hint & HINT_UNITS_MAX
+
 # One request in the table: two cache lines. The backlog looks only at the first.
 cdef struct Entry:
     # Written by the loop before OP_SUBMIT, constant until it is settled.
@@ -341,8 +359,8 @@ cdef struct Entry:
     void* work                  # the engine's
     void* sink                  # Python objects, kept alive until settled
     void* owner                 # of `work`
-    uint32_t next_free          # in the list of free entries
-    uint32_t next_lifted        # in the list of those that poll() is to look at
+    uint32_t next               # in the list of free entries; while it lives, of the lifted ones
+    uint16_t[HINTS_MAX] hints   # where its prompt has begun before; see hint_of
     uint32_t hold               # bits of Hold
     uint32_t rank               # the scheduler's: how many came to its queue before it; wraps
 
@@ -355,6 +373,8 @@ cdef class Work:
 
 cdef enum:
     MAX_DEVICE_SLOTS = 64
+    MAX_MODELS = 64
+    WEIGHT_UNIT = 1024      # of a device slot's weight of 1
 
 # One model on one device. The pads keep what three threads write apart.
 cdef struct DeviceSlot:
@@ -365,14 +385,24 @@ cdef struct DeviceSlot:
     char pad_waker[56]
     uint32_t asks           # atomic, exchanged: an attempt's `wanted` was raised
     char pad_asks[60]
+    # What the loop wants of the scheduler; core/placement.pxi says how it is read.
+    uint32_t wants_drain    # atomic
+    uint32_t wants_weight   # atomic; in units
+    uint32_t wants_headroom  # atomic, exchanged: KV tokens + 1; NOWHERE: no bound; 0: no news
+    uint32_t use_percent    # atomic: how busy the device is, whoever keeps it so
+    char pad_wants[48]
     uint32_t dead           # atomic; set by any thread, never cleared
     uint32_t index
     uint32_t model
     uint32_t num_sequences
     uint64_t kv_tokens
-    double weight
+    uint32_t token_bytes    # what the KV of a token takes
     uint32_t kv_block       # promises grow by so many tokens; 0: each is for all it may need
+    uint32_t lanes          # that it is for, as bits
     # The scheduler's own.
+    uint32_t lanes_served   # with those that no device slot is for
+    uint32_t weight         # in units
+    uint32_t drained        # it takes no new requests
     uint32_t buried         # the scheduler has seen `dead`
     uint32_t has_news       # a start or a cancel since the worker was last woken
 

@@ -1,7 +1,7 @@
 """The core: rings, backlog, token ledger and the scheduler's round."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any, Final, Self, final
 
@@ -37,6 +37,12 @@ class Ending(IntEnum):
     ENDING_EVICTED = 5
     ENDING_EXPIRED = 6
     ENDING_NEVER_FITS = 7
+
+class Placing(IntEnum):
+    LEAST_CONNECTIONS = 0
+    VRAM = 1
+    WEIGHTED_ROUND_ROBIN = 2
+    LOAD = 3
 
 class DoorSays(IntEnum):
     DOOR_IN = 0
@@ -280,6 +286,9 @@ class Scheduler:
         bypass_max: int = 16,
         bypass_ns: int = 10_000_000_000,
         out_buffer_bytes: int = 65536,
+        policy: int = Placing.LEAST_CONNECTIONS,
+        prefix_margin: float = 0.0,
+        prefix_tokens_min: int = 64,
     ) -> Self: ...
     def add_device_slot(
         self,
@@ -290,7 +299,14 @@ class Scheduler:
         num_extra: int = 0,
         weight: float = 1.0,
         kv_block: int = 0,
+        lanes: int = 15,
+        token_bytes: int = 1,
     ) -> int: ...
+    def drain_slot(self, slot: int) -> None: ...
+    def undrain_slot(self, slot: int) -> None: ...
+    def set_weight(self, slot: int, weight: float) -> None: ...
+    def set_headroom(self, slot: int, kv_tokens: int | None) -> None: ...
+    def set_use(self, slot: int, percent: int) -> None: ...
     def try_enter(self, level: int) -> bool: ...
     def leave(self, level: int) -> None: ...
     def submit(
@@ -309,6 +325,7 @@ class Scheduler:
         num_prompt_tokens: int = 0,
         max_tokens: int = 0,
         footprint_tokens: int = 0,
+        prefixes: Iterable[tuple[int, int]] = (),
     ) -> int: ...
     def cancel(self, handle: int) -> None: ...
     def evict(self, level: int) -> bool: ...

@@ -11,7 +11,8 @@ between threads and who owns it; each part says what it decides:
     limits     who may pass now, and how long the others wait
     lengths    how long answers come out
     growth     promises that grow, and who gives way when they do not fit
-    round      one pass of the scheduler over all three
+    placement  on which device slot a request starts
+    round      one pass of the scheduler over all of it
     door       who comes in, who waits for a place and who is sent away
     faces      each of them alone, for Python
     state      how all of it begins and ends
@@ -40,6 +41,7 @@ include "core/lanes.pxi"
 include "core/limits.pxi"
 include "core/lengths.pxi"
 include "core/growth.pxi"
+include "core/placement.pxi"
 include "core/round.pxi"
 include "core/door.pxi"
 include "core/door_face.pxi"

@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 
 from lqs.config_engine import EngineConfig
 from lqs.config_limits import LimitConfig
+from lqs.config_placement import PlacementConfig
 from lqs.config_tiers import TierConfig, default_tiers
 from lqs.describe import key as _key
 from lqs.overflow import OverflowConfig
@@ -133,11 +134,17 @@ class QueueConfig(OverflowConfig, frozen=True, forbid_unknown_fields=True):
     ] = (0.5, 0.1)
     lane_sequences: Annotated[
         tuple[Annotated[int, Meta(ge=0, le=65_536)], Annotated[int, Meta(ge=0, le=65_536)]],
-        _key("So many short and so many long requests run at most, even if nobody else wants the places; 0: no bound."),
+        _key(
+            "So many short and so many long requests of a model run at most, even if nobody else wants the places; "
+            "0: no bound."
+        ),
     ] = (0, 0)
     lane_ctx: Annotated[
         tuple[Annotated[int, Meta(ge=0, le=1 << 40)], Annotated[int, Meta(ge=0, le=1 << 40)]],
-        _key("No more short or long requests start while those that run are promised so many KV cells; 0: no bound."),
+        _key(
+            "No more short or long requests of a model start while those that run are promised so many KV cells; "
+            "0: no bound."
+        ),
     ] = (0, 0)
     fine_level: Annotated[
         int, _key("Prompts of this class and below are computed in the finest chunks, as long ones are.", ge=0, le=8)
@@ -224,6 +231,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     server: ServerConfig = ServerConfig()
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
+    placement: PlacementConfig = PlacementConfig()
     queue: QueueConfig = QueueConfig()
     tiers: dict[str, TierConfig] = msgspec.field(default_factory=default_tiers)
     limits: dict[str, LimitConfig] = msgspec.field(default_factory=dict)

@@ -19,6 +19,7 @@ _FIXED_QUEUE = (
     *("aging_step_s", "aged_every", "bypass_max", "bypass_s", "fine_level", "short_tokens_max", "long_tokens_min"),
     *("lane_weights", "lane_share_mins", "lane_sequences", "lane_ctx"),
 )
+_FIXED_PLACEMENT = ("policy", "lanes", "prefix_margin", "prefix_tokens_min")
 _FIXED_KEYS = ("file", "num_keys_max")
 
 
@@ -36,9 +37,11 @@ def taken_over(started: Config, read: Config) -> tuple[Config, list[str]]:
     config, waiting = _held(started, read, _FIXED)
     queue, of_queue = _held(started.queue, read.queue, _FIXED_QUEUE)
     keys, of_keys = _held(started.keys, read.keys, _FIXED_KEYS)
-    config = msgspec.structs.replace(config, queue=queue, keys=keys)
+    placement, of_placement = _held(started.placement, read.placement, _FIXED_PLACEMENT)
+    config = msgspec.structs.replace(config, queue=queue, placement=placement, keys=keys)
     check_together(config)
-    return config, [*waiting, *(f"queue.{name}" for name in of_queue), *(f"keys.{name}" for name in of_keys)]
+    parts = (("queue", of_queue), ("placement", of_placement), ("keys", of_keys))
+    return config, waiting + [f"{section}.{name}" for section, names in parts for name in names]
 
 
 def _held(started: _S, read: _S, names: Sequence[str]) -> tuple[_S, list[str]]:

@@ -39,6 +39,7 @@ from lqs.reload import taken_over
 from lqs.scheduling.core import make_door, make_scheduler
 from lqs.scheduling.desk import Desk
 from lqs.scheduling.outlook import make_outlook
+from lqs.scheduling.prefixes import make_prefixes
 from lqs.settings import check_exposure
 
 # What is cancelled at the end of a drain still needs a step of the engine and a last write.
@@ -119,6 +120,7 @@ class Server:
             self._log.error("reload failed, nothing changed", reason=str(error))
             return
         self._gate.reload(config)
+        self._models.set_weights(config)
         keys = self._services.keys
         self._log.info("reloaded", keys=keys.num_keys)
         if waiting:
@@ -268,7 +270,8 @@ def build(
         limits=limits.figures,
     )
     on_door = door_log(log, config.queue.levels)
-    desk = Desk(scheduler, metrics, door=make_door(config), outlook=outlook, body=body, on_door=on_door)
+    past = make_prefixes(config, scheduler.slots)
+    desk = Desk(scheduler, metrics, door=make_door(config), outlook=outlook, body=body, prefixes=past, on_door=on_door)
     prompts = Prompts(config.prompts)
     gate = Gate(config, desk=desk, models=models, prompts=prompts, limits=limits)
     actions = make_actions(lambda: gate.config, tighten=tighten, degrade=gate.degrader.force, desk=desk)

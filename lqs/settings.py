@@ -271,6 +271,7 @@ def check_together(config: Config) -> None:
             engine.out_buffer_bytes & (engine.out_buffer_bytes - 1) == 0,
             "engine.out_buffer_bytes: must be a power of two.",
         ),
+        *config.placement.rules(engine.devices),
         (engine.ctx == 0 or engine.ctx >= CTX_MIN, f"engine.ctx: must be 0 or at least {CTX_MIN}."),
         # A step must have room for one token of every running sequence.
         (engine.n_batch >= engine.parallel, "engine.n_batch: must be at least engine.parallel."),

@@ -146,6 +146,7 @@ cdef void heap_remove(TimeHeap* heap, Entry* table, uint32_t index) noexcept nog
 
 cdef enum:
     MAX_LANES = 4
+    ALL_LANES = 0xF         # as bits
     MAX_LEVELS = 16
     PREFETCH_HOPS = 8
     # A counter counts in tokens / 2**16 at weight 1, so that refunds are exact.
@@ -180,6 +181,7 @@ cdef struct BacklogState:
     uint32_t* places        # of each entry in its key's heap of deadlines, or NOWHERE
     Level* levels           # lane-major
     int64_t* key_units      # virtual tokens per token
+    bint borrows            # links and places are another's, over the same table
     uint32_t num_lanes
     uint32_t num_levels
     uint32_t num_keys
@@ -209,19 +211,22 @@ cdef inline Level* level_of(BacklogState* b, uint32_t lane, uint32_t level) noex
     return &b.levels[lane * b.num_levels + level]
 
 
+# `lender`: a backlog over the same table, where no entry is in both at a time, or NULL.
 cdef int backlog_init(BacklogState* b, Entry* table, uint32_t capacity, uint32_t num_lanes,
-                      uint32_t num_levels, uint32_t num_keys) noexcept nogil:
+                      uint32_t num_levels, uint32_t num_keys,
+                      const BacklogState* lender) noexcept nogil:
     cdef uint32_t i, k
     memset(b, 0, sizeof(BacklogState))
     b.table = table
+    b.borrows = lender != NULL
     b.num_lanes = num_lanes
     b.num_levels = num_levels
     b.num_keys = num_keys
     b.aged_every = 1
     b.key_units = <int64_t*> calloc(num_keys, sizeof(int64_t))
     b.levels = <Level*> calloc(num_lanes * num_levels, sizeof(Level))
-    b.places = new_places(capacity)
-    b.links = <Links*> new_lines(capacity * sizeof(Links))
+    b.places = lender.places if b.borrows else new_places(capacity)
+    b.links = lender.links if b.borrows else <Links*> new_lines(capacity * sizeof(Links))
     if b.levels == NULL or b.key_units == NULL or b.places == NULL or b.links == NULL:
         return -1
     for k in range(num_keys):
@@ -253,12 +258,30 @@ cdef void backlog_free(BacklogState* b) noexcept nogil:
             free(b.levels[i].keys)
     free(b.levels)
     free(b.key_units)
-    free(b.places)
-    free(b.links)
+    if not b.borrows:
+        free(b.places)
+        free(b.links)
     b.places = NULL
     b.links = NULL
     b.levels = NULL
     b.key_units = NULL
+
+
+# Another over the same table that orders by the same rules, with the same weights and caps.
+cdef int backlog_init_like(BacklogState* b, const BacklogState* other) noexcept nogil:
+    cdef uint32_t i
+    if backlog_init(b, other.table, 0, other.num_lanes, other.num_levels, other.num_keys, other):
+        return -1
+    b.aging_step_ns = other.aging_step_ns
+    b.aged_every = b.since_aged = other.aged_every
+    b.lane_weight_sum = other.lane_weight_sum
+    b.far_above_tokens = other.far_above_tokens
+    for i in range(other.num_lanes):
+        b.lane_weights[i] = other.lane_weights[i]
+        b.lane_caps[i] = other.lane_caps[i]
+        b.lane_token_caps[i] = other.lane_token_caps[i]
+    memcpy(b.key_units, other.key_units, other.num_keys * sizeof(int64_t))
+    return 0
 
 
 # --- fair share: the heap of keys -------------------------------------------------------
@@ -454,12 +477,12 @@ cdef inline bint lane_waits(const BacklogState* b, uint32_t lane) noexcept nogil
     return False
 
 
-# The best class that anybody waits in, or NOWHERE.
-cdef inline uint32_t best_waiting(const BacklogState* b) noexcept nogil:
+# The best class that anybody waits in over these lanes, or NOWHERE.
+cdef inline uint32_t best_waiting(const BacklogState* b, uint32_t lanes) noexcept nogil:
     cdef uint32_t level, lane
     for level in range(b.num_levels):
         for lane in range(b.num_lanes):
-            if b.levels[lane * b.num_levels + level].num_waiting:
+            if lanes >> lane & 1 and b.levels[lane * b.num_levels + level].num_waiting:
                 return level
     return NOWHERE
 
@@ -479,13 +502,13 @@ cdef inline bint is_at_cap(const BacklogState* b, uint32_t lane) noexcept nogil:
             or (b.lane_token_caps[lane] and b.lane_tokens[lane] >= b.lane_token_caps[lane]))
 
 
-# The lanes that may start one now, as bits: those that wait with a free share or, when
+# Which of these lanes may start one now, as bits: those that wait with a free share or, when
 # there are none, all that wait; never one at its cap. So an unused share is lent, and comes
 # back as places do.
-cdef uint32_t lanes_in_turn(const BacklogState* b) noexcept nogil:
+cdef uint32_t lanes_in_turn(const BacklogState* b, uint32_t lanes) noexcept nogil:
     cdef uint32_t lane, waiting = 0, with_share = 0
     for lane in range(b.num_lanes):
-        if lane_waits(b, lane) and not is_at_cap(b, lane):
+        if lanes >> lane & 1 and lane_waits(b, lane) and not is_at_cap(b, lane):
             waiting |= 1U << lane
             if has_share(b, lane):
                 with_share |= 1U << lane
@@ -544,12 +567,12 @@ cdef uint32_t neediest_lane(const BacklogState* b, uint32_t level, uint32_t lane
     return best
 
 
-# Who is next; changes nothing. Of several due requests it is the one with the least
-# virtual time of all, so a level is passed over only for one that waits even longer.
-cdef Choice backlog_choose(BacklogState* b) noexcept nogil:
+# Who of these lanes is next; changes nothing. Of several due requests it is the one with the
+# least virtual time of all, so a level is passed over only for one that waits even longer.
+cdef Choice backlog_choose(BacklogState* b, uint32_t lanes) noexcept nogil:
     cdef Choice choice
     cdef uint32_t level, oldest, due = NOWHERE, best = NOWHERE
-    cdef uint32_t lanes = lanes_in_turn(b)
+    lanes = lanes_in_turn(b, lanes)
     choice.index = NOWHERE
     choice.is_aged = False
     for level in range(b.num_levels):

@@ -646,11 +646,18 @@ cdef double door_load(const DoorState* d) noexcept nogil:
 
 # The seats of the device slots that live.
 cdef void door_look(DoorState* d, SchedulerState* s) noexcept nogil:
-    cdef LedgerState* ledger = &books_of(s).ledger
+    cdef SlotAccount* account
     cdef uint32_t i
     memset(&d.seats, 0, sizeof(Seats))
     for i in range(s.num_slots):
-        if not is_dead(s, i):
-            d.seats.num_sequences += <int64_t> load_relaxed(&ledger.slots[i].num_sequences)
-            d.seats.kv_tokens += <int64_t> load_relaxed(&ledger.slots[i].capacity)
-            d.seats.kv_reserved += <int64_t> load_relaxed(&ledger.slots[i].reserved)
+        if is_dead(s, i):
+            continue
+        account = &books_of(s).ledger.slots[i]
+        d.seats.kv_reserved += <int64_t> load_relaxed(&account.reserved)
+        if load_relaxed32(&s.slots[i].wants_drain):
+            # No more than what runs there has.
+            d.seats.num_sequences += <int64_t> load_relaxed(&account.num_running)
+            d.seats.kv_tokens += <int64_t> load_relaxed(&account.reserved)
+        else:
+            d.seats.num_sequences += <int64_t> load_relaxed(&account.num_sequences)
+            d.seats.kv_tokens += <int64_t> load_relaxed(&account.capacity)

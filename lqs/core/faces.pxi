@@ -169,7 +169,7 @@ cdef class Backlog:
             raise ValueError("capacity must be between 1 and 2**32 - 2")
         self.table = <Entry*> new_lines(capacity * sizeof(Entry))
         if self.table == NULL or backlog_init(&self.backlog, self.table, capacity, num_lanes,
-                                              num_levels, num_keys):
+                                              num_levels, num_keys, NULL):
             raise MemoryError
         self.capacity = capacity
         self.backlog.aging_step_ns = aging_step_ns
@@ -213,12 +213,12 @@ cdef class Backlog:
 
     def peek(self):
         """Who is next, as (index, whether it is because it is due), or None."""
-        cdef Choice choice = backlog_choose(&self.backlog)
+        cdef Choice choice = backlog_choose(&self.backlog, ALL_LANES)
         return None if choice.index == NOWHERE else (choice.index, bool(choice.is_aged))
 
     def pop(self):
         """Start who is next: its index, or None."""
-        cdef Choice choice = backlog_choose(&self.backlog)
+        cdef Choice choice = backlog_choose(&self.backlog, ALL_LANES)
         if choice.index == NOWHERE:
             return None
         backlog_take(&self.backlog, choice)
@@ -257,7 +257,7 @@ cdef class Backlog:
         cdef uint64_t draw = 88172645463325252ULL
         with nogil:
             for _ in range(n):
-                choice = backlog_choose(&self.backlog)
+                choice = backlog_choose(&self.backlog, ALL_LANES)
                 if choice.index == NOWHERE:
                     break
                 backlog_take(&self.backlog, choice)
@@ -295,7 +295,7 @@ cdef class Ledger:
         if ledger_init(&self.ledger, len(capacities), num_keys):
             raise MemoryError
         for i in range(self.ledger.num_slots):
-            self.ledger.slots[i].capacity = capacities[i]
+            self.ledger.slots[i].capacity = self.ledger.slots[i].ceiling = capacities[i]
             self.ledger.slots[i].num_sequences = num_sequences[i]
 
     def __dealloc__(self):

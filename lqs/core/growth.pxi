@@ -234,7 +234,7 @@ cdef bint has_cells(SchedulerState* s, uint32_t slot, const Entry* entry,
     cdef uint64_t kept = 0
     if holder != NULL:
         kept = first_promise(s.slots[slot], holder)
-    if tokens + kept > account.capacity - account.reserved:
+    if tokens + kept > headroom_of(account):
         return False
     if s.slots[slot].kv_block == 0:
         return True
@@ -243,7 +243,7 @@ cdef bint has_cells(SchedulerState* s, uint32_t slot, const Entry* entry,
     if holder != NULL:
         kept = expected_end_of(&books.lengths, s.slots[slot], holder)
     return peak_with(&books.growths[slot], tokens,
-                     expected_end_of(&books.lengths, s.slots[slot], entry)) + kept <= account.capacity
+                     expected_end_of(&books.lengths, s.slots[slot], entry)) + kept <= account.ceiling
 
 
 # --- growing ----------------------------------------------------------------------------

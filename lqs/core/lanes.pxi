@@ -12,6 +12,8 @@
 #
 # Owner: the scheduler's thread; the border is read by the loop.
 
+cdef struct Books           # round.pxi
+
 cdef enum:
     FOLLOW_NS = 1_000_000_000
 
@@ -43,14 +45,14 @@ cdef void lanes_init(LanesState* lanes, BacklogState* b, double share_min_short,
 
 # The short lane's part of the work that waits beside that of others; its own share where
 # there is none.
-cdef double demand_beside(const LanesState* lanes, const BacklogState* b,
+cdef double demand_beside(const LanesState* lanes, uint64_t short_tokens,
                           uint64_t others) noexcept nogil:
-    cdef uint64_t total = b.lane_waiting_tokens[LANE_SHORT] + others
-    return b.lane_waiting_tokens[LANE_SHORT] / <double> total if total else lanes.share
+    cdef uint64_t total = short_tokens + others
+    return short_tokens / <double> total if total else lanes.share
 
 
-cdef void move_share(LanesState* lanes, BacklogState* b, double demand) noexcept nogil:
-    cdef double share = b.lane_weights[LANE_SHORT] / b.lane_weight_sum
+# The share that the short lane has, a step nearer to what it should have.
+cdef double moved_share(const LanesState* lanes, double share, double demand) noexcept nogil:
     cdef double target = min(max((lanes.share + demand) / 2, lanes.share_min), lanes.share_max)
     if target > share + SHARE_BAND:
         share = min(target, share + SHARE_STEP)
@@ -59,6 +61,10 @@ cdef void move_share(LanesState* lanes, BacklogState* b, double demand) noexcept
     elif demand == lanes.share:
         # Home again: nothing waits that would say otherwise.
         share = lanes.share
+    return share
+
+
+cdef inline void set_share(BacklogState* b, double share) noexcept nogil:
     b.lane_weights[LANE_SHORT] = share
     b.lane_weights[LANE_LONG] = 1 - share
     b.lane_weight_sum = 1
@@ -73,10 +79,24 @@ cdef void move_border(LanesState* lanes, uint64_t far_tokens, double demand) noe
     store_relaxed(&lanes.border_tokens, border)
 
 
-cdef void lanes_follow(LanesState* lanes, BacklogState* b, int64_t now_ns) noexcept nogil:
+# By the backlogs of all models together: their lanes have one border and the same shares.
+cdef void lanes_follow(SchedulerState* s, int64_t now_ns) noexcept nogil:
+    cdef Books* books = books_of(s)
+    cdef LanesState* lanes = &books.shares
+    cdef uint64_t short_tokens = 0, long_tokens = 0, far_tokens = 0
+    cdef double share
+    cdef uint32_t i
     if not lanes.is_following or now_ns - lanes.moved_ns < FOLLOW_NS:
         return
     lanes.moved_ns = now_ns
-    move_share(lanes, b, demand_beside(lanes, b, b.lane_waiting_tokens[LANE_LONG]))
-    move_border(lanes, b.far_waiting_tokens,
-                demand_beside(lanes, b, b.far_waiting_tokens))
+    for i in range(books.num_models):
+        if books.models[i] != NULL:
+            short_tokens += books.models[i].backlog.lane_waiting_tokens[LANE_SHORT]
+            long_tokens += books.models[i].backlog.lane_waiting_tokens[LANE_LONG]
+            far_tokens += books.models[i].backlog.far_waiting_tokens
+    share = books.backlog.lane_weights[LANE_SHORT] / books.backlog.lane_weight_sum
+    share = moved_share(lanes, share, demand_beside(lanes, short_tokens, long_tokens))
+    for i in range(books.num_models):
+        if books.models[i] != NULL:
+            set_share(&books.models[i].backlog, share)
+    move_border(lanes, far_tokens, demand_beside(lanes, short_tokens, far_tokens))

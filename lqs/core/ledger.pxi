@@ -16,6 +16,7 @@ cdef enum:
 
 cdef struct SlotAccount:        # all atomic, one writer
     uint64_t capacity           # KV tokens
+    uint64_t ceiling            # of these: nobody starts beyond that
     uint64_t reserved           # promised, never above capacity
     uint64_t used               # of the reserved: known to be filled
     uint64_t num_sequences

@@ -1,6 +1,6 @@
 # What can be told to those who wait: where they stand and how fast their queue moves.
 #
-# A request waits in one lane and one class. Starts are counted there, so a long request
+# A request waits for one model, in one lane and one class. Starts are counted there, so a long request
 # hears of the pace of long requests and not of the short ones that pass it.
 #
 # Owner: the scheduler's thread. Counters are atomics with one writer, read by anyone.
@@ -17,7 +17,7 @@ cdef struct Drain:
     int64_t busy_ns
     bint was_waiting
 
-# One class in one lane. Atomic, one writer, but for what Drain says.
+# One class in one lane of one model. Atomic, one writer, but for what Drain says.
 cdef struct QueueBook:
     uint64_t num_enqueued           # also the source of Entry.rank
     uint64_t num_waiting

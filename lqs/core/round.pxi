@@ -1,6 +1,7 @@
 # The scheduler's round.
 #
-#     bury -> take submitted -> take feedback -> sweep -> expire -> grow -> start -> publish
+#     bury -> take submitted -> take feedback -> heed -> sweep -> expire -> grow -> start
+#     -> publish
 #
 # Each is bounded, so a round stays short whatever has piled up; what is left over makes
 # the next round due at once. Time is an argument: the same round runs in the server, in
@@ -35,6 +36,14 @@ cdef struct LaneBook:
     uint64_t num_running
     uint64_t num_started
 
+# All that waits for one model. A device slot has one model, so who waits for different ones
+# never waits for the same place: each model has a queue of its own, with its own order, aging,
+# shares of lanes, counters of keys and holds, and none is ever in another's way.
+cdef struct ModelQueue:
+    BacklogState backlog
+    BackfillState backfill
+    QueueBook queues[MAX_LANES * MAX_LEVELS]    # lane-major
+
 # A bound that is counted at arrival: the loop adds, the scheduler takes away.
 cdef struct Permit:
     uint64_t taken                  # atomic
@@ -42,17 +51,18 @@ cdef struct Permit:
     char pad[48]
 
 cdef struct Books:
-    BacklogState backlog
+    ModelQueue* models[MAX_MODELS]  # NULL: it has no device slot
+    uint32_t num_models             # from there on all are NULL
+    BacklogState* backlog           # the first model's; it is always there, and all have its shape
+    Placement placement
     LedgerState ledger
     Lengths lengths
     Growth* growths                 # by device slot
-    BackfillState backfill
     LanesState shares
     uint32_t running[MAX_DEVICE_SLOTS][MAX_LEVELS]  # by device slot and class
     TimeHeap expiry
     LevelBook levels[MAX_LEVELS]
     LaneBook lanes[MAX_LANES]
-    QueueBook queues[MAX_LANES * MAX_LEVELS]
     Drain drain                     # of all classes together
     Permit permits[MAX_LEVELS]
     Permit total
@@ -70,15 +80,24 @@ cdef inline Books* books_of(SchedulerState* s) noexcept nogil:
     return <Books*> s.own
 
 
+# Where a request waits. Of a model without a device slot none waits for longer than it takes
+# to say so.
+cdef inline ModelQueue* model_queue(Books* books, const Entry* entry) noexcept nogil:
+    cdef ModelQueue* queue = NULL
+    if entry.model < MAX_MODELS:
+        queue = books.models[entry.model]
+    return queue if queue != NULL else books.models[0]
+
+
+cdef inline QueueBook* queue_book(ModelQueue* queue, const Entry* entry) noexcept nogil:
+    return &queue.queues[entry.lane * MAX_LEVELS + entry.level]
+
+
 cdef inline void tell_loop(SchedulerState* s, Op op, uint32_t index) noexcept nogil:
     cdef uint64_t generation = s.table[index].generation
     # Cannot be full: an entry has at most two cells here, and there are twice as many.
     ring_try_push(&s.events, message(op, generation << 32 | index))
     books_of(s).has_told_loop = True
-
-
-cdef inline QueueBook* queue_of(Books* books, const Entry* entry) noexcept nogil:
-    return &books.queues[entry.lane * MAX_LEVELS + entry.level]
 
 
 cdef inline void give_back_permit(Books* books, uint32_t level) noexcept nogil:
@@ -93,16 +112,17 @@ cdef void leave_backlog(SchedulerState* s, uint32_t index, int64_t now_ns) noexc
     cdef Books* books = books_of(s)
     cdef Entry* entry = &s.table[index]
     cdef LevelBook* book = &books.levels[entry.level]
+    cdef ModelQueue* queue = model_queue(books, entry)
     cdef int64_t steps
     if books.expiry.places[index] != NOWHERE:
         heap_remove(&books.expiry, s.table, index)
-    forget_passed(&books.backfill, index)
+    forget_passed(&queue.backfill, index)
     if books.backlog.aging_step_ns > 0 and now_ns > entry.arrival_ns:
         steps = (now_ns - entry.arrival_ns) // books.backlog.aging_step_ns
         bump(&book.num_promoted, min(steps, <int64_t> entry.level))
     bump(&book.num_waiting, -1)
     bump(&books.lanes[entry.lane].num_waiting, -1)
-    bump(&queue_of(books, entry).num_waiting, -1)
+    bump(&queue_book(queue, entry).num_waiting, -1)
     give_back_permit(books, entry.level)
 
 
@@ -110,7 +130,7 @@ cdef void leave_backlog(SchedulerState* s, uint32_t index, int64_t now_ns) noexc
 cdef void end_waiting(SchedulerState* s, uint32_t index, Op op, int64_t now_ns) noexcept nogil:
     cdef Books* books = books_of(s)
     cdef LevelBook* book = &books.levels[s.table[index].level]
-    backlog_remove(&books.backlog, index)
+    backlog_remove(&model_queue(books, &s.table[index]).backlog, index)
     leave_backlog(s, index, now_ns)
     if op == OP_EXPIRED or op == OP_NO_KV:
         bump(&book.num_expired, 1)
@@ -127,8 +147,10 @@ cdef void end_waiting(SchedulerState* s, uint32_t index, Op op, int64_t now_ns) 
 
 # --- placement --------------------------------------------------------------------------
 
+# Whether it could ever hold it.
 cdef inline bint serves(const DeviceSlot* slot, const Entry* entry) noexcept nogil:
     return (not slot.buried and slot.model == entry.model
+            and slot.lanes_served >> entry.lane & 1
             and entry.footprint_tokens <= slot.kv_tokens)
 
 
@@ -163,86 +185,74 @@ cdef bint has_room(SchedulerState* s, uint32_t slot, uint32_t index,
                    bint is_aged) noexcept nogil:
     cdef Books* books = books_of(s)
     cdef SlotAccount* account = &books.ledger.slots[slot]
-    cdef Passed* passed = holder_of(&books.backfill, slot)
     cdef const Entry* entry = &s.table[index]
+    cdef Passed* passed = holder_of(&model_queue(books, entry).backfill, slot)
     cdef const Entry* holder = NULL
     cdef uint64_t sequences = 1
     if passed != NULL and passed.index != index:
         holder = &s.table[passed.index]
         sequences += 1
-    return (serves(s.slots[slot], entry)
+    return (serves(s.slots[slot], entry) and not s.slots[slot].drained
             and account.num_running + sequences <= sequence_limit(s, slot, entry.level, is_aged)
             and has_cells(s, slot, entry, holder))
 
 
-# Least connections: of the device slots that can start it now, the one that runs least for
-# its weight; then the first. NOWHERE: none can.
-cdef uint32_t place(SchedulerState* s, uint32_t index, bint is_aged) noexcept nogil:
-    cdef LedgerState* ledger = &books_of(s).ledger
-    cdef uint32_t i, best = NOWHERE
-    for i in range(s.num_slots):
-        if not has_room(s, i, index, is_aged):
-            continue
-        if best == NOWHERE or (ledger.slots[i].num_running * s.slots[best].weight
-                               < ledger.slots[best].num_running * s.slots[i].weight):
-            best = i
-    return best
-
-
 # Hold the device slot where it is nearest to fitting: with the most free cells, then the
-# first. False: all that serve it are held.
-cdef bint take_hold(SchedulerState* s, Passed* passed) noexcept nogil:
-    cdef Books* books = books_of(s)
-    cdef SlotAccount* slots = books.ledger.slots
+# first. False: all that could take it are held.
+cdef bint take_hold(SchedulerState* s, BackfillState* f, Passed* passed) noexcept nogil:
+    cdef SlotAccount* slots = books_of(s).ledger.slots
     cdef uint32_t i
     for i in range(s.num_slots):
-        if (not serves(s.slots[i], &s.table[passed.index])
-                or holder_of(&books.backfill, i) != NULL):
+        if (not serves(s.slots[i], &s.table[passed.index]) or s.slots[i].drained
+                or holder_of(f, i) != NULL):
             continue
-        if passed.slot == NOWHERE or (slots[i].capacity - slots[i].reserved
-                                      > slots[passed.slot].capacity - slots[passed.slot].reserved):
+        if passed.slot == NOWHERE or (headroom_of(&slots[i])
+                                      > headroom_of(&slots[passed.slot])):
             passed.slot = i
     if passed.slot == NOWHERE:
         return False
-    bump(&books.backfill.num_holds, 1)
-    bump(&books.backfill.num_held, 1)
+    bump(&f.num_holds, 1)
+    bump(&f.num_held, 1)
     return True
 
 
 # Whether others may start ahead of one that does not fit now.
-cdef bint may_be_passed(SchedulerState* s, uint32_t index, int64_t now_ns) noexcept nogil:
-    cdef BackfillState* f = &books_of(s).backfill
+cdef bint may_be_passed(SchedulerState* s, BackfillState* f, uint32_t index,
+                        int64_t now_ns) noexcept nogil:
     cdef Passed* passed = note_misfit(f, index, now_ns)
     if passed == NULL:
         return False
-    return passed.slot != NOWHERE or not is_overdue(f, passed, now_ns) or take_hold(s, passed)
+    return passed.slot != NOWHERE or not is_overdue(f, passed, now_ns) or take_hold(s, f, passed)
 
 
 # A holder whose device slot has come free enough. It goes before all: what is kept for it is
 # no use to anybody else.
-cdef Choice choose_holder(SchedulerState* s, uint32_t* slot) noexcept nogil:
-    cdef BackfillState* f = &books_of(s).backfill
+cdef Choice choose_holder(SchedulerState* s, ModelQueue* queue, uint32_t* slot) noexcept nogil:
+    cdef BackfillState* f = &queue.backfill
     cdef Choice choice
     cdef uint32_t i
     choice.index = NOWHERE
     choice.is_aged = False
+    # Where it goes was chosen when it was held.
+    books_of(s).placement.is_turn = False
     for i in range(f.num_passed):
         slot[0] = f.passed[i].slot
-        if (slot[0] != NOWHERE and not is_at_cap(&books_of(s).backlog, s.table[f.passed[i].index].lane)
+        if (slot[0] != NOWHERE and not is_at_cap(&queue.backlog, s.table[f.passed[i].index].lane)
                 and has_room(s, slot[0], f.passed[i].index, False)):
             choice.index = f.passed[i].index
             break
     return choice
 
 
-# The first in order that fits somewhere, and where; those ahead of it are passed.
-cdef Choice choose_fitting(SchedulerState* s, int64_t now_ns, uint32_t* slot) noexcept nogil:
+# The first of these lanes in order that fits somewhere, and where; those ahead are passed.
+cdef Choice choose_fitting(SchedulerState* s, ModelQueue* queue, uint32_t lanes, int64_t now_ns,
+                           uint32_t* slot) noexcept nogil:
     cdef Books* books = books_of(s)
     cdef Aside[PASSED_MAX] asides
     cdef Choice choice
     cdef uint32_t i, num_aside = 0
     while True:
-        choice = backlog_choose(&books.backlog)
+        choice = backlog_choose(&queue.backlog, lanes)
         if choice.index == NOWHERE:
             break
         bump(&books.num_decisions, 1)
@@ -250,22 +260,23 @@ cdef Choice choose_fitting(SchedulerState* s, int64_t now_ns, uint32_t* slot) no
         if slot[0] != NOWHERE:
             break
         if num_aside == PASSED_MAX or (has_sequence_for(s, choice.index, choice.is_aged)
-                                       and not may_be_passed(s, choice.index, now_ns)):
+                                       and not may_be_passed(s, &queue.backfill, choice.index,
+                                                             now_ns)):
             choice.index = NOWHERE
             break
-        set_aside(&books.backlog, choice.index, &asides[num_aside])
+        set_aside(&queue.backlog, choice.index, &asides[num_aside])
         num_aside += 1
     for i in range(num_aside):
-        put_back(&books.backlog, &asides[num_aside - 1 - i])
+        put_back(&queue.backlog, &asides[num_aside - 1 - i])
     if choice.index != NOWHERE:
         for i in range(num_aside):
-            count_pass(s, asides[i].index, slot[0])
+            count_pass(s, &queue.backfill, asides[i].index, slot[0])
     return choice
 
 
 # Somebody starts at a device slot ahead of this one; no matter where it could not run.
-cdef void count_pass(SchedulerState* s, uint32_t index, uint32_t slot) noexcept nogil:
-    cdef BackfillState* f = &books_of(s).backfill
+cdef void count_pass(SchedulerState* s, BackfillState* f, uint32_t index,
+                     uint32_t slot) noexcept nogil:
     cdef Passed* passed = passed_of(f, index)
     if passed != NULL and serves(s.slots[slot], &s.table[index]):
         passed.num_passes += 1
@@ -274,21 +285,26 @@ cdef void count_pass(SchedulerState* s, uint32_t index, uint32_t slot) noexcept 
 
 cdef inline bint has_sequence(SchedulerState* s, uint32_t slot, uint32_t level,
                               bint is_aged) noexcept nogil:
-    return (not s.slots[slot].buried
+    return (not s.slots[slot].buried and not s.slots[slot].drained
             and books_of(s).ledger.slots[slot].num_running
             < sequence_limit(s, slot, level, is_aged))
 
 
-# Whether anybody could start: without a sequence for the best class that waits, nobody can,
-# and nobody is passed, because all wait for the same thing.
-cdef bint has_any_sequence(SchedulerState* s) noexcept nogil:
-    cdef uint32_t i, level = best_waiting(&books_of(s).backlog)
-    if level == NOWHERE:
-        return False
+# The lanes of a model that anybody could start of, as bits: a device slot without a sequence
+# for the best class that waits for it is no use to anybody, and nobody is passed for it,
+# because all wait for the same thing.
+cdef inline uint32_t lanes_with_sequence(SchedulerState* s, ModelQueue* queue,
+                                         uint32_t model) noexcept nogil:
+    cdef uint32_t i, level, lanes = 0
+    if queue.backlog.num_waiting == 0:
+        return 0
     for i in range(s.num_slots):
-        if has_sequence(s, i, level, False):
-            return True
-    return False
+        if s.slots[i].model != model or not s.slots[i].lanes_served & ~lanes:
+            continue
+        level = best_waiting(&queue.backlog, s.slots[i].lanes_served)
+        if level != NOWHERE and has_sequence(s, i, level, False):
+            lanes |= s.slots[i].lanes_served
+    return lanes
 
 
 # Whether it is for want of cells that it does not start: if not, nothing need be held.
@@ -317,6 +333,7 @@ cdef bint start(SchedulerState* s, Choice choice, uint32_t slot, int64_t now_ns)
     cdef Books* books = books_of(s)
     cdef Entry* entry = &s.table[choice.index]
     cdef LevelBook* book = &books.levels[entry.level]
+    cdef ModelQueue* queue = model_queue(books, entry)
     cdef Attempt* attempt = attempt_new(s.out_buffer_bytes)
     if attempt == NULL:
         return False
@@ -324,7 +341,9 @@ cdef bint start(SchedulerState* s, Choice choice, uint32_t slot, int64_t now_ns)
     attempt.used = min(entry.num_prompt_tokens, attempt.reserved)
     ledger_reserve(&books.ledger, slot, entry.key, attempt.reserved)
     ledger_use(&books.ledger, slot, attempt.used)
-    backlog_take(&books.backlog, choice)
+    take_turn(s, slot)
+    standing_start(&books.placement, slot, entry)
+    backlog_take(&queue.backlog, choice)
     leave_backlog(s, choice.index, now_ns)
     entry.epoch += 1
     attempt.handle = <uint64_t> entry.generation << 32 | choice.index
@@ -349,8 +368,8 @@ cdef bint start(SchedulerState* s, Choice choice, uint32_t slot, int64_t now_ns)
     bump(&book.num_started, 1)
     bump(&book.num_aged_starts, choice.is_aged)
     bump(&book.wait_ns_sum, max(<int64_t> 0, attempt.queue_ns))
-    bump(&queue_of(books, entry).num_started, 1)
-    bump(&queue_of(books, entry).wait_ns_sum, max(<int64_t> 0, attempt.queue_ns))
+    bump(&queue_book(queue, entry).num_started, 1)
+    bump(&queue_book(queue, entry).wait_ns_sum, max(<int64_t> 0, attempt.queue_ns))
     bump(&books.num_running, 1)
     books.running[slot][entry.level] += 1
     bump(&books.lanes[entry.lane].num_running, 1)
@@ -387,7 +406,8 @@ cdef void settle(SchedulerState* s, uint32_t index, bint is_lost) noexcept nogil
             note_length(&books.lengths, entry.key, entry.model, attempt.num_completion_tokens)
     if rc != LEDGER_OK:
         bump(&books.num_broken, 1)
-    backlog_settle(&books.backlog, entry, cost)
+    standing_end(&books.placement, attempt, entry, is_lost)
+    backlog_settle(&model_queue(books, entry).backlog, entry, cost)
     bump(&books.num_running, -1)
     books.running[attempt.slot][entry.level] -= 1
     bump(&books.lanes[entry.lane].num_running, -1)
@@ -425,10 +445,10 @@ cdef void bury(SchedulerState* s) noexcept nogil:
         if s.slots[i].buried or not load_acquire32(&s.slots[i].dead):
             continue
         take_feedback_of(s, s.slots[i])
+        if not s.slots[i].drained:
+            set_drained(s, s.slots[i], True)
         s.slots[i].buried = True
-        books.backlog.num_places -= s.slots[i].num_sequences
-        books.backlog.num_tokens -= s.slots[i].kv_tokens
-        release_hold(&books.backfill, i)
+        share_lanes(s, s.slots[i].model)
         books.sweep_next = 0
 
 
@@ -446,13 +466,14 @@ cdef void enqueue(SchedulerState* s, uint32_t index) noexcept nogil:
     cdef Books* books = books_of(s)
     cdef Entry* entry = &s.table[index]
     cdef LevelBook* book = &books.levels[entry.level]
+    cdef ModelQueue* queue = model_queue(books, entry)
     entry.epoch = 0
     entry.share_tokens = expected_share(s, entry)
-    entry.rank = queue_join(queue_of(books, entry))
+    entry.rank = queue_join(queue_book(queue, entry))
     bump(&book.num_enqueued, 1)
     bump(&book.num_waiting, 1)
     bump(&books.lanes[entry.lane].num_waiting, 1)
-    backlog_push(&books.backlog, index)
+    backlog_push(&queue.backlog, index)
     if entry.expire_ns:
         # Cannot fail: the heap is as large as the table.
         heap_push(&books.expiry, s.table, index, entry.expire_ns)
@@ -474,9 +495,25 @@ cdef void cancel_one(SchedulerState* s, uint32_t index, int64_t now_ns) noexcept
     # that one's OP_SUBMIT would have come after it.
 
 
+# The youngest of the lowest class below this one over all models, or NOWHERE.
+cdef uint32_t last_of_all_below(SchedulerState* s, uint32_t level) noexcept nogil:
+    cdef Books* books = books_of(s)
+    cdef uint32_t i, candidate, last = NOWHERE
+    for i in range(books.num_models):
+        candidate = (NOWHERE if books.models[i] == NULL
+                     else last_below(&books.models[i].backlog, level))
+        if candidate == NOWHERE:
+            continue
+        if (last == NOWHERE or s.table[candidate].level > s.table[last].level
+                or (s.table[candidate].level == s.table[last].level
+                    and s.table[candidate].arrival_no > s.table[last].arrival_no)):
+            last = candidate
+    return last
+
+
 # Make room for one of this class, or send the wish back.
 cdef void evict_below(SchedulerState* s, uint32_t level, int64_t now_ns) noexcept nogil:
-    cdef uint32_t index = last_below(&books_of(s).backlog, level)
+    cdef uint32_t index = last_of_all_below(s, level)
     if index != NOWHERE:
         end_waiting(s, index, OP_EVICTED, now_ns)
         return
@@ -520,6 +557,7 @@ cdef bint sweep(SchedulerState* s, int64_t now_ns) noexcept nogil:
 # True: there was more.
 cdef bint expire(SchedulerState* s, int64_t now_ns) noexcept nogil:
     cdef TimeHeap* expiry = &books_of(s).expiry
+    cdef ModelQueue* queue
     cdef uint32_t index
     cdef int n
     for n in range(EXPIRIES_PER_ROUND):
@@ -527,23 +565,26 @@ cdef bint expire(SchedulerState* s, int64_t now_ns) noexcept nogil:
             return False
         index = expiry.nodes[0].index
         # Who has a record had a sequence and did not fit.
-        end_waiting(s, index, OP_EXPIRED if passed_of(&books_of(s).backfill, index) == NULL
+        queue = model_queue(books_of(s), &s.table[index])
+        end_waiting(s, index, OP_EXPIRED if passed_of(&queue.backfill, index) == NULL
                     else OP_NO_KV, now_ns)
     return expiry.size != 0 and expiry.nodes[0].time <= now_ns
 
 
-# Start what fits, in order. True: there was more.
-cdef bint start_waiting(SchedulerState* s, int64_t now_ns) noexcept nogil:
-    cdef Books* books = books_of(s)
+# Start what fits of a model, in order. True: there was more.
+cdef bint start_waiting_for(SchedulerState* s, uint32_t model, int num_max,
+                            int64_t now_ns) noexcept nogil:
+    cdef ModelQueue* queue = books_of(s).models[model]
     cdef Choice choice
-    cdef uint32_t slot
+    cdef uint32_t slot, lanes
     cdef int n
-    for n in range(STARTS_PER_ROUND):
-        if not has_any_sequence(s):
+    for n in range(num_max):
+        lanes = lanes_with_sequence(s, queue, model)
+        if lanes == 0:
             return False
-        choice = choose_holder(s, &slot)
+        choice = choose_holder(s, queue, &slot)
         if choice.index == NOWHERE:
-            choice = choose_fitting(s, now_ns, &slot)
+            choice = choose_fitting(s, queue, lanes, now_ns, &slot)
         if choice.index == NOWHERE:
             return False
         if not start(s, choice, slot, now_ns):
@@ -551,26 +592,59 @@ cdef bint start_waiting(SchedulerState* s, int64_t now_ns) noexcept nogil:
     return True
 
 
+# The same for every model, none of which keeps another from its turn. True: there was more.
+cdef bint start_waiting(SchedulerState* s, int64_t now_ns) noexcept nogil:
+    cdef Books* books = books_of(s)
+    cdef int num_max = STARTS_PER_ROUND // <int> books.num_models
+    cdef bint has_more = False
+    cdef uint32_t model
+    for model in range(books.num_models):
+        if books.models[model] != NULL:
+            has_more |= start_waiting_for(s, model, num_max, now_ns)
+    return has_more
+
+
 # --- what others read -------------------------------------------------------------------
+
+# The oldest of a class over all models, or NOWHERE.
+cdef uint32_t oldest_of_all(SchedulerState* s, uint32_t level) noexcept nogil:
+    cdef Books* books = books_of(s)
+    cdef uint32_t i, candidate, oldest = oldest_of(books.backlog, level, ALL_LANES)
+    for i in range(1, books.num_models):
+        candidate = (NOWHERE if books.models[i] == NULL
+                     else oldest_of(&books.models[i].backlog, level, ALL_LANES))
+        if candidate != NOWHERE and (oldest == NOWHERE or s.table[candidate].arrival_no
+                                     < s.table[oldest].arrival_no):
+            oldest = candidate
+    return oldest
+
+
+cdef void note_queues(ModelQueue* queue, int64_t passed_ns) noexcept nogil:
+    cdef uint32_t level, lane
+    for lane in range(queue.backlog.num_lanes):
+        for level in range(queue.backlog.num_levels):
+            note_queue(&queue.queues[lane * MAX_LEVELS + level], passed_ns)
+
 
 cdef void publish(SchedulerState* s, int64_t now_ns) noexcept nogil:
     cdef Books* books = books_of(s)
-    cdef uint32_t level, lane, oldest
-    cdef uint32_t all_lanes = (1U << books.backlog.num_lanes) - 1
+    cdef uint32_t level, oldest
     cdef int64_t passed_ns = now_ns - books.last_round_ns
     cdef uint64_t num_started = 0, num_waiting = 0
+    cdef uint32_t model
     cdef LevelBook* book
     for level in range(books.backlog.num_levels):
         book = &books.levels[level]
         note_drain(&book.drain, book.num_started, book.num_waiting, passed_ns)
         num_started += book.num_started
         num_waiting += book.num_waiting
-        for lane in range(books.backlog.num_lanes):
-            note_queue(&books.queues[lane * MAX_LEVELS + level], passed_ns)
-        oldest = oldest_of(&books.backlog, level, all_lanes)
+        oldest = oldest_of_all(s, level)
         store_relaxed(&books.levels[level].oldest_arrival_ns,
                       0 if oldest == NOWHERE else <uint64_t> s.table[oldest].arrival_ns)
-    lanes_follow(&books.shares, &books.backlog, now_ns)
+    for model in range(books.num_models):
+        if books.models[model] != NULL:
+            note_queues(books.models[model], passed_ns)
+    lanes_follow(s, now_ns)
     note_drain(&books.drain, num_started, num_waiting, passed_ns)
     books.last_round_ns = now_ns
     bump(&books.num_rounds, 1)
@@ -595,6 +669,7 @@ cdef int64_t scheduler_round(SchedulerState* s, int64_t now_ns) noexcept nogil:
     bury(s)
     has_more = take_submitted(s, now_ns)
     take_feedback(s)
+    heed(s)
     has_more |= sweep(s, now_ns)
     has_more |= expire(s, now_ns)
     tend_promises(s)

@@ -95,15 +95,20 @@ cdef class Scheduler:
     lane keep whatever the backlogs are, `borders` the bounds, in tokens, between which the
     border of the two moves; with the defaults nothing moves. A lane starts no more once
     `lane_caps` of it run, or once those are promised `lane_token_caps` tokens (0: no cap). From class `fine_level` on
-    prompts are computed in the finest chunks, as long ones are.
+    prompts are computed in the finest chunks, as long ones are. All of that holds for each model
+    by itself.
+
+    `policy` says on which device slot a request starts (core/placement.pxi). One that holds at
+    least `prefix_tokens_min` tokens of its prompt may run `prefix_margin` requests more, for its
+    weight, than the one that the policy would take.
     """
 
     def __cinit__(self, *, uint32_t table_capacity, level_caps, uint64_t total_cap,
                   num_lanes=2, num_keys=1, key_weights=None, int64_t aging_step_ns=0,
                   aged_every=4, lane_weights=(3, 1), lane_share_mins=(1, 1), lane_caps=None,
                   lane_token_caps=None, borders=(0, 0), uint32_t fine_level=255, uint32_t bypass_max=16,
-                  int64_t bypass_ns=10_000_000_000,
-                  uint64_t out_buffer_bytes=65536):
+                  int64_t bypass_ns=10_000_000_000, uint64_t out_buffer_bytes=65536, uint32_t policy=LEAST_CONNECTIONS,
+                  double prefix_margin=0.0, uint32_t prefix_tokens_min=HINT_UNIT):
         cdef Books* books
         cdef uint32_t i
         check_shape(num_lanes, len(level_caps), num_keys, aging_step_ns, aged_every)
@@ -124,18 +129,19 @@ cdef class Scheduler:
         self.free_head = self.lifted_head = NOWHERE
         books.backlog.aging_step_ns = aging_step_ns
         books.backlog.aged_every = books.backlog.since_aged = aged_every
-        set_weights(&books.backlog, lane_weights, key_weights or [1] * num_keys)
-        set_caps(&books.backlog, lane_caps or [0] * num_lanes, lane_token_caps or [0] * num_lanes)
+        set_weights(books.backlog, lane_weights, key_weights or [1] * num_keys)
+        set_caps(books.backlog, lane_caps or [0] * num_lanes, lane_token_caps or [0] * num_lanes)
         if not (0 <= lane_share_mins[0] <= 1 and 0 <= lane_share_mins[1] <= 1):
             raise ValueError("lane_share_mins are parts of 1")
         if not 0 <= bypass_ns <= 1LL << 58:
             raise ValueError("bypass_ns must not be negative")
-        lanes_init(&books.shares, &books.backlog, lane_share_mins[0], lane_share_mins[1],
+        lanes_init(&books.shares, books.backlog, lane_share_mins[0], lane_share_mins[1],
                    borders[0], borders[1])
         self.state.short_share = books.shares.share
         self.state.fine_level = fine_level
-        books.backfill.bypass_max = bypass_max
-        books.backfill.bypass_ns = bypass_ns
+        books.models[0].backfill.bypass_max = bypass_max
+        books.models[0].backfill.bypass_ns = bypass_ns
+        placement_init(&books.placement, policy, prefix_margin, prefix_tokens_min)
         for i in range(books.backlog.num_levels):
             books.permits[i].cap = level_caps[i]
         books.total.cap = total_cap
@@ -161,12 +167,15 @@ cdef class Scheduler:
         state_free(self.state)
 
     def add_device_slot(self, *, uint16_t model=0, uint64_t kv_tokens, uint32_t num_sequences,
-                        uint32_t num_extra=0, double weight=1.0, uint32_t kv_block=0):
+                        uint32_t num_extra=0, double weight=1.0, uint32_t kv_block=0,
+                        uint32_t lanes=ALL_LANES, uint32_t token_bytes=1):
         """Add one model on one device, before the first request: its number.
 
         `num_extra` sequences are there beside the others for who is of a better class than
         somebody that runs there. With a `kv_block` a request is promised its prompt and grows
         by so many tokens (see core/growth.pxi); without one it is promised all that it may need.
+        `lanes` are those that it is for, as bits; a lane that no device slot of the model is for may
+        use them all. `token_bytes` is what the KV of a token takes there.
         """
         cdef SchedulerState* s = self.state
         cdef DeviceSlot* slot
@@ -178,6 +187,8 @@ cdef class Scheduler:
             raise ValueError("num_sequences at least 1, weight above 0")
         if kv_block > 1U << 20:
             raise ValueError("kv_block must be at most 2**20 tokens")
+        if model >= MAX_MODELS or not lanes & ((1U << books_of(s).backlog.num_lanes) - 1):
+            raise ValueError("at most 64 models, and a device slot is for one lane at least")
         slot = <DeviceSlot*> new_lines(sizeof(DeviceSlot))
         if slot == NULL:
             raise MemoryError
@@ -185,6 +196,7 @@ cdef class Scheduler:
         if (ring_init(&slot.dispatch, num_sequences + num_extra)
                 or ring_init(&slot.feedback, num_sequences + num_extra)
                 or ring_init(&slot.events, s.capacity) or waker_init(&slot.waker)
+                or model_init(books_of(s), model)
                 or growth_init(&books_of(s).growths[s.num_slots], num_sequences + num_extra)):
             slot_free(slot)
             raise MemoryError
@@ -192,16 +204,56 @@ cdef class Scheduler:
         slot.model = model
         slot.kv_tokens = kv_tokens
         slot.num_sequences = num_sequences
-        slot.weight = weight
+        slot.weight = slot.wants_weight = weight_units(weight)
         slot.kv_block = kv_block
+        slot.lanes = lanes
+        slot.token_bytes = token_bytes
         books_of(s).ledger.slots[slot.index].capacity = kv_tokens
+        books_of(s).ledger.slots[slot.index].ceiling = kv_tokens
         books_of(s).ledger.slots[slot.index].num_sequences = num_sequences
         books_of(s).ledger.slots[slot.index].num_extra = num_extra
-        books_of(s).backlog.num_places += num_sequences
-        books_of(s).backlog.num_tokens += kv_tokens
+        books_of(s).models[model].backlog.num_places += num_sequences
+        books_of(s).models[model].backlog.num_tokens += kv_tokens
         s.slots[slot.index] = slot
         s.num_slots += 1
+        share_lanes(s, model)
         return slot.index
+
+    # --- device slots at run time: from any thread, see core/placement.pxi -----------------
+
+    def drain_slot(self, uint32_t slot):
+        """Let nobody start there any more; what runs goes on. `slots()` says when it is so."""
+        self.check_slot(slot)
+        store_relaxed32(&self.state.slots[slot].wants_drain, 1)
+        wake(&self.state.waker)
+
+    def undrain_slot(self, uint32_t slot):
+        """Let requests start there again."""
+        self.check_slot(slot)
+        store_relaxed32(&self.state.slots[slot].wants_drain, 0)
+        wake(&self.state.waker)
+
+    def set_weight(self, uint32_t slot, double weight):
+        """Give it another weight, above 0 and at most 1e6, in steps of 1/1024."""
+        self.check_slot(slot)
+        if not 0 < weight <= 1e6:
+            raise ValueError("a device slot's weight is above 0 and at most 1e6")
+        store_relaxed32(&self.state.slots[slot].wants_weight, weight_units(weight))
+        wake(&self.state.waker)
+
+    def set_headroom(self, uint32_t slot, kv_tokens):
+        """Promise who starts there at most so many KV tokens more from now on; None: all that it has.
+
+        Nothing that is promised is taken away, and what runs may still grow.
+        """
+        self.check_slot(slot)
+        exchange32(&self.state.slots[slot].wants_headroom, headroom_word(kv_tokens))
+        wake(&self.state.waker)
+
+    def set_use(self, uint32_t slot, uint32_t percent):
+        """Tell how busy its device is, in percent, whoever keeps it so."""
+        self.check_slot(slot)
+        store_relaxed32(&self.state.slots[slot].use_percent, min(percent, <uint32_t> 100))
 
     # --- in -----------------------------------------------------------------------------
 
@@ -231,17 +283,22 @@ cdef class Scheduler:
                uint16_t model=0, uint8_t level=0, uint8_t lane=0, int64_t arrival_ns=0,
                int64_t expire_ns=0, int64_t stop_ns=0, int64_t deadline_ns=0,
                uint32_t num_prompt_tokens=0, uint32_t max_tokens=0,
-               uint32_t footprint_tokens=0):
+               uint32_t footprint_tokens=0, prefixes=()):
         """Let a request wait, on a permit of its level: its handle.
 
         `sink` comes back with each event; it and `work` are kept alive until settled.
-        Times are monotonic nanoseconds, 0 for none. Raises TableFull; the permit is then
-        given back.
+        Times are monotonic nanoseconds, 0 for none. `prefixes` are pairs of a device slot and the
+        tokens of its prompt that this holds already; the two longest count. Raises TableFull; the
+        permit is then given back.
         """
         cdef SchedulerState* s = self.state
         cdef Books* books = books_of(s)
         cdef uint32_t index
         cdef Entry* entry
+        cdef uint16_t[HINTS_MAX] hints
+        hints[0] = hints[1] = 0
+        for slot, num_tokens in prefixes:
+            note_hint(hints, slot, num_tokens)
         self.check_level(level)
         if key >= books.backlog.num_keys or lane >= books.backlog.num_lanes:
             give_back_permit(books, level)
@@ -264,6 +321,7 @@ cdef class Scheduler:
         entry.level = level
         entry.lane = lane
         entry.work = work.data
+        entry.hints[0], entry.hints[1] = hints[0], hints[1]
         store_relaxed32(&entry.cancel, 0)
         Py_INCREF(work)
         Py_INCREF(sink)
@@ -283,7 +341,7 @@ cdef class Scheduler:
         cdef uint32_t index = self.free_head
         self.has_begun = True
         if index != NOWHERE:
-            self.free_head = self.state.table[index].next_free
+            self.free_head = self.state.table[index].next
         elif self.num_touched < self.state.capacity:
             index = self.num_touched
             self.num_touched += 1
@@ -352,7 +410,7 @@ cdef class Scheduler:
         entry.hold &= ~<uint32_t> HOLD_ON
         if entry.hold & (HOLD_WORD | HOLD_END) and not entry.hold & HOLD_LISTED:
             entry.hold |= HOLD_LISTED
-            entry.next_lifted = self.lifted_head
+            entry.next = self.lifted_head
             self.lifted_head = index
             wake(&self.state.loop_waker)
 
@@ -419,7 +477,7 @@ cdef class Scheduler:
         while self.lifted_head != NOWHERE:
             index = self.lifted_head
             entry = &self.state.table[index]
-            self.lifted_head = entry.next_lifted
+            self.lifted_head = entry.next
             entry.hold &= ~<uint32_t> HOLD_LISTED
             if is_held(entry):
                 continue
@@ -545,7 +603,7 @@ cdef class Scheduler:
     cdef void recycle(self, uint32_t index) noexcept nogil:
         cdef Entry* entry = &self.state.table[index]
         entry.generation = entry.generation % 0x0FFFFFFFU + 1
-        entry.next_free = self.free_head
+        entry.next = self.free_head
         self.free_head = index
         self.num_live -= 1
 
@@ -561,7 +619,7 @@ cdef class Scheduler:
         return ("submitted", "waiting", "running")[load_relaxed32(&entry.state)]
 
     def position(self, uint64_t handle):
-        """The place in its lane, from 1, while it waits; else None.
+        """The place in its model's lane, from 1, while it waits; else None.
 
         The better classes of the lane are ahead, and who came earlier to its own class. From
         counts: exact where a class is served in order of arrival and nobody behind leaves
@@ -575,7 +633,7 @@ cdef class Scheduler:
         # Acquire: pairs with the release in enqueue; the rank.
         if entry == NULL or load_acquire32(&entry.state) != WAITING:
             return None
-        lane = &books.queues[entry.lane * MAX_LEVELS]
+        lane = &model_queue(books, entry).queues[entry.lane * MAX_LEVELS]
         for level in range(entry.level):
             better += load_relaxed(&lane[level].num_waiting)
         return 1 + better + num_ahead(&lane[entry.level], entry.rank)
@@ -643,42 +701,13 @@ cdef class Scheduler:
 
     def slots(self):
         """What each device slot has and has promised."""
-        cdef Books* books = books_of(self.state)
         cdef uint32_t i
-        return [{**slot_figures(&books.ledger.slots[i]), **growth_figures(&books.growths[i]),
-                 "model": self.state.slots[i].model,
-                 "num_extra": books.ledger.slots[i].num_extra,
-                 "is_dead": bool(is_dead(self.state, i))} for i in range(self.state.num_slots)]
+        return [device_figures(self.state, i) for i in range(self.state.num_slots)]
 
     def snapshot(self):
         """All counters, each exact, not all of one moment."""
-        cdef Books* books = books_of(self.state)
-        cdef uint32_t i, k
         return {
-            "levels": [level_figures(&books.levels[i], &books.permits[i])
-                       for i in range(books.backlog.num_levels)],
-            "slots": self.slots(),
-            "lanes": [{**lane_figures(&books.lanes[i]),
-                       "share": books.backlog.lane_weights[i] / books.backlog.lane_weight_sum}
-                      for i in range(books.backlog.num_lanes)],
-            # By lane, then by class.
-            "queues": [[queue_figures(&books.queues[i * MAX_LEVELS + k])
-                        for k in range(books.backlog.num_levels)]
-                       for i in range(books.backlog.num_lanes)],
-            "border_tokens": load_relaxed(&books.shares.border_tokens),
-            "num_passes": load_relaxed(&books.backfill.num_passes),
-            "num_holds": load_relaxed(&books.backfill.num_holds),
-            "num_holding": load_relaxed(&books.backfill.num_held),
-            # By name: what lies in it, and what fits.
-            "rings": {"submit": ring_figures(&self.state.submit),
-                      "events": ring_figures(&self.state.events),
-                      **{f"events_{i}": ring_figures(&self.state.slots[i].events)
-                         for i in range(self.state.num_slots)}},
-            "num_entered": load_relaxed(&books.total.taken),
-            "num_running": load_relaxed(&books.num_running),
-            "num_decisions": load_relaxed(&books.num_decisions),
-            "num_rounds": load_relaxed(&books.num_rounds),
-            "num_broken": load_relaxed(&books.num_broken),
+            **core_figures(self.state),
             "num_live": self.num_live,
             "num_kept": self.num_kept,
             "num_held": self.num_held,

@@ -108,7 +108,7 @@ cdef class Simulation:
 
     # What a native loop will not look at again.
     cdef int check_columns(self) except -1:
-        cdef BacklogState* backlog = &books_of(self.scheduler.state).backlog
+        cdef BacklogState* backlog = books_of(self.scheduler.state).backlog
         cdef uint64_t i
         for i in range(self.num_requests):
             if self.level[i] >= backlog.num_levels or self.key[i] >= backlog.num_keys:

@@ -144,6 +144,12 @@ class Models:
             for slot in self.slots
         }
 
+    def set_weights(self, config: Config) -> None:
+        """Give the device slots the weights of a config that was read again."""
+        for served in self._served.values():
+            for number, slot in enumerate(served.slots):
+                self._scheduler.set_weight(slot.number, config.placement.weight_of(number))
+
     def close(self, limit_s: float) -> bool:
         """Stop every worker, then free contexts and weights; False if a thread did not end."""
         ended = [slot.close(limit_s) for slot in reversed(list(self.slots))]
@@ -153,13 +159,16 @@ class Models:
         return all(ended)
 
     def _open(self, served: Served, device: str, plan: Plan) -> Slot:
-        engine = self._config.engine
+        engine, placement = self._config.engine, self._config.placement
         number = self._scheduler.add_device_slot(
             model=served.index,
             kv_tokens=plan.kv_tokens,
             num_sequences=engine.parallel,
             num_extra=plan.num_extra,
             kv_block=self._kv_block(served),
+            weight=placement.weight_of(len(served.slots)),
+            lanes=placement.lanes_of(len(served.slots)),
+            token_bytes=plan.kv_bytes_per_token,
         )
         worker = self._make_worker(
             self._scheduler,

@@ -40,6 +40,8 @@ LANE_GAUGES = (
 LEDGER_GAUGES = (
     ("lqs_device_kv_tokens", "KV tokens that may be promised.", "capacity"),
     ("lqs_device_kv_reserved", "KV tokens promised to those that run.", "reserved"),
+    ("lqs_device_kv_headroom", "KV tokens that may still be promised to who starts.", "headroom"),
+    ("lqs_device_drained", "1 if nobody may start there.", "is_drained"),
     ("lqs_device_sequences", "Sequences that may run.", "num_sequences"),
     ("lqs_device_sequences_running", "Sequences that run.", "num_running"),
     ("lqs_kv_paused", "Running requests that wait for more KV with what they hold.", "num_short"),

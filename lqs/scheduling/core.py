@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from lqs._core import Door, Scheduler
+from lqs._core import Door, Placing, Scheduler
 from lqs.config import Config
 from lqs.overflow import per_class
 from lqs.request import NS_PER_S
@@ -33,6 +33,9 @@ def make_scheduler(config: Config, key_weights: list[float]) -> Scheduler:
         bypass_max=queue.bypass_max,
         bypass_ns=int(queue.bypass_s * NS_PER_S),
         out_buffer_bytes=config.engine.out_buffer_bytes,
+        policy=Placing[config.placement.policy.upper()],
+        prefix_margin=config.placement.prefix_margin,
+        prefix_tokens_min=config.placement.prefix_tokens_min,
     )
 
 

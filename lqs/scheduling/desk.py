@@ -34,6 +34,7 @@ from lqs.scheduling.entrance import Entrance, NoPlace, OnChange
 from lqs.scheduling.outlook import Outlook
 from lqs.scheduling.pace import Pace
 from lqs.scheduling.ports import ENDED, REASONS, Body, Observer
+from lqs.scheduling.prefixes import Prefixes
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +65,7 @@ class Desk:
         door: Door,
         outlook: Outlook,
         body: Body | None = None,
+        prefixes: Prefixes | None = None,
         on_door: OnChange = lambda what, level, state: None,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -72,6 +74,7 @@ class Desk:
         self.entrance = Entrance(scheduler, door, outlook, on_change=on_door, now_ns=now_ns)
         self._observer = observer
         self._body = body
+        self._prefixes = prefixes or Prefixes(scheduler.slots)
         self._over: Callable[[Request, Outcome | None], None] | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -139,6 +142,7 @@ class Desk:
                 num_prompt_tokens=request.num_prompt_tokens,
                 max_tokens=request.max_tokens_granted,
                 footprint_tokens=request.footprint_tokens,
+                prefixes=self._prefixes.find(request, model),
             )
         except IndexError:
             # A key or a lane that the core has no room for: nothing of it may stay behind.
@@ -251,6 +255,7 @@ class Desk:
             request.state = RequestState.FINISHED
             ticket.pace.note(request, rest[0])
             self.outlook.finished(request, rest[0])
+            self._prefixes.note(request, rest[0])
             self._settle_limits(request, rest[0])
             self._observer.finished(request, rest[0])
             sink.finished(rest[0])

@@ -4,6 +4,9 @@
     waiting   1 2 3 4 5    each takes the next free sequence for a mean time -> when the k-th starts
     arriving  + better classes, for as long as they still pass it            -> k
 
+Lanes that have device slots of their own wait in lines of their own: what runs and waits elsewhere
+is nothing to them. A device slot that is drained takes nobody, however much of it is free.
+
 At the very start, when nothing has finished yet, the time per token is that of the running requests
 so far. Times come in as `now_ns`; nothing here reads a clock.
 """
@@ -17,6 +20,7 @@ from heapq import heapify, heapreplace
 from typing import Any
 
 from lqs.request import NS_PER_S, Outcome, Request
+from lqs.scheduling.lines import Line, is_for, lines_of, num_more, takes
 from lqs.scheduling.tempo import ARRIVALS_S, Pace, Rate, Run
 
 # What was worked out is good for so long, or until something starts or ends, but at least so long.
@@ -83,11 +87,9 @@ class Forecast:
         self._waits: dict[int, _Wait] = {}
         self._waiting = [_Waiting(num_levels) for _ in lane_weights]
         self._paces = [Pace() for _ in lane_weights]
-        # When sequences come free, as a heap, and the starts worked out from it so far.
-        self._free_at: list[float] = []
-        self._starts: list[float] = []
+        # By lane; lanes that share device slots share one.
+        self._lines = [Line()] * len(lane_weights)
         self._made_ns = 0
-        self._mean_ns: float | None = None
         self._is_stale = True
 
     # What happens.
@@ -142,12 +144,8 @@ class Forecast:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences of the living device slots."""
-        return sum(slot["num_sequences"] for slot in self._slots() if not slot["is_dead"])
-
-    def num_waiting(self, lane: int) -> int:
-        """How many wait in this lane."""
-        return self._waiting[lane].num
+        """Sequences of the device slots that take requests."""
+        return sum(slot["num_sequences"] for slot in self._slots() if takes(slot))
 
     def num_ahead(self, lane: int, level: int) -> int:
         """How many of its lane are ahead of one that comes to this class now."""
@@ -159,55 +157,69 @@ class Forecast:
         Better classes still pass it, but not for longer than it takes to age beyond them. Nor is it
         foreseen for longer than it was seen: the load that they come with moves who comes after them.
         """
-        if num_ahead == 0 and self._has_extra(level):
+        if num_ahead == 0 and self._has_extra(lane, level):
             return 0
+        self._refresh(now_ns)
         better = sum(rate.per_ns(now_ns) for rate in self._waiting[lane].arrivals[:level])
         horizon_ns = ARRIVALS_S * NS_PER_S
         if self._aging_step_ns:
             horizon_ns = min(horizon_ns, max(level * self._aging_step_ns - waited_ns, 0))
-        wait_ns = self._start_after(self._among_lanes(lane, num_ahead), now_ns)
+        wait_ns = self._start_after(lane, self._among_lanes(lane, num_ahead), now_ns)
         for _ in range(_ROUNDS if better and wait_ns else 0):
             assert wait_ns is not None
             num_passing = better * min(wait_ns, horizon_ns)
-            wait_ns = self._start_after(self._among_lanes(lane, num_ahead + num_passing), now_ns)
+            wait_ns = self._start_after(lane, self._among_lanes(lane, num_ahead + num_passing), now_ns)
         return None if wait_ns is None else int(wait_ns)
 
     def _among_lanes(self, lane: int, num_ahead: float) -> int:
         """How many start before it, those of the other lanes that share the sequences among them."""
-        others = [n for n in range(len(self._waiting)) if n != lane and self._waiting[n].num]
+        others = [n for n in self._lanes_of(self._lines[lane]) if n != lane and self._waiting[n].num]
         own, rest = self._lane_weights[lane], sum(self._lane_weights[n] for n in others)
         num_others = sum(self._waiting[n].num for n in others)
         return int(num_ahead + min(num_others, num_ahead * rest / own))
 
-    def _start_after(self, num_before: int, now_ns: int) -> float | None:
-        """Time until the start that comes after so many others."""
-        age_ns = now_ns - self._made_ns
-        if age_ns > _FRESH_NS or (self._is_stale and age_ns > _STALE_NS) or age_ns < 0 or not self._made_ns:
-            self._make(now_ns)
-            age_ns = 0
-        if not self._free_at:
+    def _start_after(self, lane: int, num_before: int, now_ns: int) -> float | None:
+        """Time until the start in this lane's line that comes after so many others."""
+        line = self._lines[lane]
+        if not line.free_at:
             return None
-        while len(self._starts) <= min(num_before, _STARTS_MAX):
-            if self._mean_ns is None and self._free_at[0] > 0:
+        while len(line.starts) <= min(num_before, _STARTS_MAX):
+            if line.mean_ns is None and line.free_at[0] > 0:
                 return None
-            self._starts.append(self._free_at[0])
-            heapreplace(self._free_at, self._free_at[0] + (self._mean_ns or math.inf))
-        start_ns = self._starts[min(num_before, _STARTS_MAX)]
+            line.starts.append(line.free_at[0])
+            heapreplace(line.free_at, line.free_at[0] + (line.mean_ns or math.inf))
+        start_ns = line.starts[min(num_before, _STARTS_MAX)]
         if math.isinf(start_ns):
             return None
         beyond = max(num_before - _STARTS_MAX, 0)
-        return max(start_ns + beyond * (self._mean_ns or 0) / len(self._free_at) - age_ns, 0)
+        return max(start_ns + beyond * (line.mean_ns or 0) / len(line.free_at) - (now_ns - self._made_ns), 0)
 
-    def _make(self, now_ns: int) -> None:
-        """Work it out anew."""
-        self._made_ns, self._is_stale, self._starts = now_ns, False, []
+    def _refresh(self, now_ns: int) -> None:
+        """Work it out anew, if it is too old."""
+        age_ns = now_ns - self._made_ns
+        if not (age_ns > _FRESH_NS or (self._is_stale and age_ns > _STALE_NS) or age_ns < 0 or not self._made_ns):
+            return
+        self._made_ns, self._is_stale = now_ns, False
+        slots = self._slots()
         token_ns = self._token_ns(now_ns)
-        self._mean_ns = None if token_ns is None else self._mean_service_ns(token_ns)
+        self._lines = lines_of(slots, len(self._waiting))
+        for line in {id(line): line for line in self._lines}.values():
+            self._make(line, slots, token_ns, now_ns)
+
+    def _make(self, line: Line, slots: Sequence[Mapping[str, Any]], token_ns: float | None, now_ns: int) -> None:
+        lanes = self._lanes_of(line)
+        line.mean_ns = None if token_ns is None else self._mean_service_ns(lanes, token_ns)
         left = [
-            math.inf if token_ns is None else self._left_ns(run, token_ns, now_ns) for run in self._running.values()
+            math.inf if token_ns is None else self._left_ns(run, token_ns, now_ns)
+            for run in self._running.values()
+            if run.lane in lanes
         ]
-        self._free_at = [*left, *[0.0] * self._num_free()]
-        heapify(self._free_at)
+        line.free_at = [*left, *[0.0] * self._num_free(lanes, slots)]
+        heapify(line.free_at)
+
+    def _lanes_of(self, line: Line) -> list[int]:
+        """The lanes that wait in it."""
+        return [lane for lane, other in enumerate(self._lines) if other is line]
 
     def _token_ns(self, now_ns: int) -> float | None:
         """Time per token of a sequence, of what finished lately and of what runs."""
@@ -231,24 +243,27 @@ class Forecast:
             prefill_ns = max(run.num_prompt_tokens * pace.prefill_ns_each - (now_ns - run.started_ns), 0.0)
         return prefill_ns + num_expected * token_ns
 
-    def _mean_service_ns(self, token_ns: float) -> float:
-        """How long one that waits will run, on the average; if none waits, one like those that run."""
+    def _mean_service_ns(self, lanes: list[int], token_ns: float) -> float:
+        """How long one that waits in them will run, on the average; if none waits, one like those that run."""
         time_ns = num = 0.0
-        for lane, pace in zip(self._waiting, self._paces, strict=True):
+        for lane, pace in ((self._waiting[n], self._paces[n]) for n in lanes):
             time_ns += lane.num_prompt_tokens * pace.prefill_ns_each + lane.max_tokens * pace.share_made * token_ns
             num += lane.num
         for run in self._running.values() if not num else ():
+            if run.lane not in lanes:
+                continue
             pace = self._paces[run.lane]
             time_ns += run.num_prompt_tokens * pace.prefill_ns_each + run.max_tokens * pace.share_made * token_ns
             num += 1
         return time_ns / num if num else 0.0
 
-    def _num_free(self) -> int:
-        """Sequences that are free and have the cells for one of those that wait."""
-        num = max(sum(lane.num for lane in self._waiting), 1)
-        num_tokens = sum(self._num_promised(lane, pace) for lane, pace in zip(self._waiting, self._paces, strict=True))
+    def _num_free(self, lanes: list[int], slots: Sequence[Mapping[str, Any]]) -> int:
+        """Sequences that are free and have the cells for one of those that wait in these lanes."""
+        num = max(sum(self._waiting[n].num for n in lanes), 1)
+        num_tokens = sum(self._num_promised(self._waiting[n], self._paces[n]) for n in lanes)
         tokens_each = max(int(num_tokens / num), 1)
-        return sum(_num_more(slot, slot["num_sequences"], tokens_each) for slot in self._slots())
+        own = [slot for slot in slots if any(is_for(slot, lane) for lane in lanes)]
+        return sum(num_more(slot, slot["num_sequences"], tokens_each) for slot in own)
 
     def _num_promised(self, lane: _Waiting, pace: Pace) -> float:
         """KV tokens that those who wait in a lane will be promised."""
@@ -256,17 +271,9 @@ class Forecast:
             return lane.footprint_tokens
         return lane.num_prompt_tokens + lane.max_tokens * pace.share_made
 
-    def _has_extra(self, level: int) -> bool:
+    def _has_extra(self, lane: int, level: int) -> bool:
         """Whether one of the sequences is free that are kept for who is better than one that runs."""
         if all(run.level <= level for run in self._running.values()):
             return False
-        return any(_num_more(slot, slot["num_sequences"] + slot["num_extra"], 1) for slot in self._slots())
-
-
-def _num_more(slot: Mapping[str, Any], num_sequences: int, tokens_each: int) -> int:
-    """How many more requests of that size could start on a device slot that has so many sequences."""
-    if slot["is_dead"]:
-        return 0
-    num_running: int = slot["num_running"]
-    num_fitting: int = (slot["capacity"] - slot["reserved"]) // tokens_each
-    return max(min(num_sequences - num_running, num_fitting), 0)
+        own = [slot for slot in self._slots() if is_for(slot, lane)]
+        return any(num_more(slot, slot["num_sequences"] + slot["num_extra"], 1) for slot in own)

@@ -50,10 +50,8 @@ class Outlook:
     def eta_s(self, request: Request, position: int) -> float | None:
         """Seconds until it starts, which stands at `position` in its lane; None: nothing is known yet."""
         now_ns, forecast = self._now_ns(), self._forecasts[request.model_index]
-        num_waiting = sum(each.num_waiting(request.lane) for each in self._forecasts)
-        # The place is counted over all models; those of its own are ahead in proportion.
-        num_ahead = (position - 1) * forecast.num_waiting(request.lane) // max(num_waiting, 1)
-        return _seconds(forecast.wait_ns(request.lane, request.level, num_ahead, now_ns, now_ns - request.arrival_ns))
+        waited_ns = now_ns - request.arrival_ns
+        return _seconds(forecast.wait_ns(request.lane, request.level, position - 1, now_ns, waited_ns))
 
     def wait_s(self, level: int, lane: Lane, model: int) -> float | None:
         """Seconds that one who came now would wait; None: nothing is known yet."""

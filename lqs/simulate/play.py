@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lqs._core import Ending, Scheduler, Simulation
 from lqs.config import Config
+from lqs.config_placement import BOTH_LANES
 from lqs.request import NS_PER_S
 from lqs.simulate.cost import Calibration, SlotShape, StepCost
 from lqs.simulate.policy import Policy, zeros
@@ -133,13 +134,15 @@ def _busy(simulation: Simulation, span_ns: int) -> float:
 
 
 def _make_scheduler(policy: Policy, num_keys: int, devices: Devices) -> Scheduler:
-    scheduler, shape = policy.make_scheduler(num_keys), devices.shape
-    for _ in range(devices.num):
+    scheduler, shape, placement = policy.make_scheduler(num_keys), devices.shape, policy.config.placement
+    for number in range(devices.num):
         scheduler.add_device_slot(
             kv_tokens=shape.kv_tokens,
             num_sequences=shape.num_sequences,
             num_extra=shape.num_extra if policy.has_extra else 0,
             kv_block=devices.kv_block,
+            weight=placement.weight_of(number),
+            lanes=placement.lanes_of(number) if policy.has_lanes else BOTH_LANES,
         )
     return scheduler
 

@@ -9,6 +9,12 @@ from dataclasses import dataclass, field
 
 TOKEN_UNIT = 65536
 PASSED_MAX = 32
+ALL_LANES = 15
+LANE_SHORT = 0
+WEIGHT_UNIT = 1024
+HINT_UNIT = 64
+HINTS_MAX = 2
+STEP_UNKNOWN_NS = 50_000_000
 
 
 class Ring:
@@ -44,8 +50,17 @@ class Waiter:
     expire_ns: int = 0
     footprint: int = 0
     prompt: int = 0
+    prefixes: tuple = ()  # (device slot, tokens of its prompt that it holds)
+    first_token_ns: int = 0
+    finished_ns: int = 0
     state: str = "submitted"
     slot: int = -1
+
+    def prefix_at(self, slot):
+        """How much of the prompt is there already, by the longest hints; an earlier one stays before one as long."""
+        units = [(min(tokens // HINT_UNIT, 1023), i) for i, tokens in self.prefixes]
+        longest = sorted(units, key=lambda one: -one[0])[:HINTS_MAX]
+        return max((num for num, i in longest if i == slot), default=0)
 
 
 @dataclass
@@ -74,6 +89,18 @@ class Backlog:
         lane_caps=None,
         lane_token_caps=None,
     ):
+        self.shape = {
+            "num_lanes": num_lanes,
+            "num_levels": num_levels,
+            "num_keys": num_keys,
+            "aging_step_ns": aging_step_ns,
+            "aged_every": aged_every,
+            "key_weights": key_weights,
+            "lane_weights": lane_weights,
+            "lane_caps": lane_caps,
+            "lane_token_caps": lane_token_caps,
+        }
+        self.num_lanes = num_lanes
         self.num_levels = num_levels
         self.aging_step_ns = aging_step_ns
         self.aged_every = aged_every
@@ -127,18 +154,18 @@ class Backlog:
         cap, token_cap = self.lane_caps[lane], self.lane_token_caps[lane]
         return 0 < cap <= self.lane_running[lane] or 0 < token_cap <= self.lane_tokens[lane]
 
-    def in_turn(self, passed):
-        """The waiting of the lanes that may start one now."""
-        waiting = [w for w in self.waiting if w not in passed and not self.is_at_cap(w.lane)]
+    def in_turn(self, passed, lanes):
+        """The waiting of those of these lanes that may start one now."""
+        waiting = [w for w in self.waiting if w not in passed and lanes >> w.lane & 1 and not self.is_at_cap(w.lane)]
         with_share = [w for w in waiting if self.has_share(w.lane)]
         return with_share or waiting
 
     def virtual_time(self, waiter):
         return waiter.arrival_ns + waiter.level * self.aging_step_ns
 
-    def choose(self, passed=()):
-        """(who is next after those that are passed, whether because it is due), or None."""
-        candidates = self.in_turn(passed)
+    def choose(self, passed=(), lanes=ALL_LANES):
+        """(who is next of these lanes after those that are passed, whether because it is due), or None."""
+        candidates = self.in_turn(passed, lanes)
         if not candidates:
             return None
         best = min(w.level for w in candidates)
@@ -230,23 +257,51 @@ class Slot:
     num_sequences: int
     weight: float
     num_extra: int = 0
+    lanes: int = ALL_LANES
+    token_bytes: int = 1
+    wants_drain: bool = False
+    wants_weight: float | None = None
+    wants_headroom: list = field(default_factory=list)  # What was asked for since the last round; None: no bound.
+    use_percent: int = 0
+    is_drained: bool = False
     is_dead: bool = False
     is_buried: bool = False
+    turn: int = 0
+    step_ns: int = 0
     running: list = field(default_factory=list)
 
+    def __post_init__(self):
+        self.ceiling = self.kv_tokens
+        self.lanes_served = self.lanes
+
     def serves(self, waiter):
-        return not self.is_buried and self.model == waiter.model and waiter.footprint <= self.kv_tokens
+        return (
+            not self.is_buried
+            and self.model == waiter.model
+            and bool(self.lanes_served >> waiter.lane & 1)
+            and waiter.footprint <= self.kv_tokens
+        )
+
+    @property
+    def units(self):
+        return max(int(self.weight * WEIGHT_UNIT + 0.5), 1)
+
+    @property
+    def reserved(self):
+        return sum(w.footprint for w in self.running)
 
     @property
     def num_free(self):
-        return self.kv_tokens - sum(w.footprint for w in self.running)
+        """For who starts."""
+        return max(self.ceiling - self.reserved, 0)
 
     def limit_for(self, level, is_aged=False):
         is_urgent = is_aged or any(w.level > level for w in self.running)
         return self.num_sequences + self.num_extra * is_urgent
 
     def has_sequence(self, level, is_aged=False):
-        return not self.is_buried and len(self.running) < self.limit_for(level, is_aged)
+        takes = not self.is_buried and not self.is_drained
+        return takes and len(self.running) < self.limit_for(level, is_aged)
 
     def has_room(self, waiters, is_aged=False):
         num_tokens = sum(w.footprint for w in waiters)
@@ -266,18 +321,73 @@ class Passed:
     slot: int | None = None  # Held for it.
 
 
-class Scheduler:
-    """The round: what ends, in which order the rest starts, and where."""
+class ModelQueue:
+    """All that waits for one model."""
 
-    def __init__(self, backlog, slots, *, bypass_max=16, bypass_ns=10**10):
-        self.backlog = backlog
+    def __init__(self, backlog, slots):
+        self.backlog = Backlog(
+            num_places=sum(slot.num_sequences for slot in slots),
+            num_tokens=sum(slot.kv_tokens for slot in slots),
+            **backlog.shape,
+        )
+        self.passed = []
+
+    def record_of(self, waiter):
+        return next((one for one in self.passed if one.waiter is waiter), None)
+
+    def forget(self, waiter):
+        """The last record takes the place of the one that goes."""
+        one = self.record_of(waiter)
+        if one is not None:
+            last = self.passed.pop()
+            if last is not one:
+                self.passed[self.passed.index(one)] = last
+
+
+class Scheduler:
+    """The round: what ends, in which order the rest starts, and where.
+
+    `backlog` says by which rules each model's requests are ordered.
+    """
+
+    def __init__(
+        self,
+        backlog,
+        slots,
+        *,
+        bypass_max=16,
+        bypass_ns=10**10,
+        policy="least_connections",
+        prefix_margin=0,
+        prefix_tokens_min=HINT_UNIT,
+    ):
         self.slots = slots
+        self.queues = {
+            model: ModelQueue(backlog, [slot for slot in slots if slot.model == model])
+            for model in sorted({0, *(slot.model for slot in slots)})
+        }
         self.bypass_max = bypass_max
         self.bypass_ns = bypass_ns
-        self.passed = []
+        self.policy = policy
+        self.prefix_margin = prefix_margin
+        self.prefix_units_min = -(-prefix_tokens_min // HINT_UNIT)
+        self.num_lanes = backlog.num_lanes
+        self.turn_of = ()  # Who could have had the last choice, where it was the turn's.
+        self.share_lanes()
         self.messages = deque()  # ("submit" | "cancel", waiter), ("evict", level), ("finish", waiter, tokens)
         self.events = []  # (what, index)
         self.answers = []  # To each "evict", in order.
+
+    def queue_of(self, waiter):
+        return self.queues.get(waiter.model, self.queues[0])
+
+    @property
+    def waiting(self):
+        return [w for queue in self.queues.values() for w in queue.backlog.waiting]
+
+    @property
+    def passed(self):
+        return [one for queue in self.queues.values() for one in queue.passed]
 
     def round(self, now_ns):
         self.bury()
@@ -286,6 +396,7 @@ class Scheduler:
         for message in [m for m in self.messages if m[0] == "finish"]:
             self.settle(message[1], message[2])
         self.messages.clear()
+        self.heed()
         self.sweep()
         self.expire(now_ns)
         self.tend_promises()
@@ -301,16 +412,45 @@ class Scheduler:
                 for message in finished:
                     self.settle(message[1], message[2])
                     self.messages.remove(message)
+                if not slot.is_drained:
+                    self.set_drained(slot, True)
                 slot.is_buried = True
-                self.backlog.num_places -= slot.num_sequences
-                self.backlog.num_tokens -= slot.kv_tokens
-                for one in self.passed:
-                    if one.slot is not None and self.slots[one.slot] is slot:
-                        one.slot = None
+                self.share_lanes()
+
+    def share_lanes(self):
+        """A lane that no device slot of a model is for may use them all."""
+        for slot in self.slots:
+            lanes = 0
+            for other in self.slots:
+                lanes |= other.lanes * (other.model == slot.model and not other.is_buried)
+            slot.lanes_served = slot.lanes | (ALL_LANES & ~lanes)
+
+    def heed(self):
+        """What is wanted of the device slots."""
+        for slot in self.slots:
+            if slot.is_buried:
+                continue
+            slot.weight = slot.wants_weight or slot.weight
+            if slot.wants_drain != slot.is_drained:
+                self.set_drained(slot, slot.wants_drain)
+            if slot.wants_headroom:
+                wanted = slot.wants_headroom[-1]
+                slot.ceiling = slot.kv_tokens if wanted is None else min(slot.kv_tokens, slot.reserved + wanted)
+                slot.wants_headroom.clear()
+
+    def set_drained(self, slot, is_drained):
+        slot.is_drained = is_drained
+        queue = self.queues[slot.model]
+        sign = -1 if is_drained else 1
+        queue.backlog.num_places += sign * slot.num_sequences
+        queue.backlog.num_tokens += sign * slot.kv_tokens
+        for one in queue.passed:
+            if is_drained and one.slot is not None and self.slots[one.slot] is slot:
+                one.slot = None
 
     def end_waiting(self, waiter, what):
-        self.forget(waiter)
-        self.backlog.remove(waiter)
+        self.queue_of(waiter).forget(waiter)
+        self.queue_of(waiter).backlog.remove(waiter)
         waiter.state = "ended"
         self.events.append((what, waiter.index))
 
@@ -319,7 +459,7 @@ class Scheduler:
 
     def enqueue(self, waiter):
         waiter.state = "waiting"
-        self.backlog.push(waiter)
+        self.queue_of(waiter).backlog.push(waiter)
         if not self.is_servable(waiter):
             self.end_waiting(waiter, "no_device")
 
@@ -329,7 +469,7 @@ class Scheduler:
 
     def evict(self, level):
         """The youngest of the lowest class below this one leaves; `answers` says whether there was one."""
-        below = [w for w in self.backlog.waiting if w.level > level]
+        below = [w for w in self.waiting if w.level > level]
         if below:
             self.end_waiting(max(below, key=lambda w: (w.level, w.arrival_no)), "evicted")
         self.answers.append(bool(below))
@@ -337,14 +477,21 @@ class Scheduler:
     def settle(self, waiter, completion_tokens):
         self.slots[waiter.slot].running.remove(waiter)
         cost = 0 if completion_tokens is None else waiter.prompt + 2 * completion_tokens
-        self.backlog.settle(waiter, cost)
+        self.queue_of(waiter).backlog.settle(waiter, cost)
+        if (completion_tokens or 0) > 1 and 0 < waiter.first_token_ns < waiter.finished_ns:
+            self.note_pace(
+                self.slots[waiter.slot], (waiter.finished_ns - waiter.first_token_ns) // (completion_tokens - 1)
+            )
         waiter.state = "ended"
         self.events.append(("settled", waiter.index))
+
+    def note_pace(self, slot, step_ns):
+        slot.step_ns = (7 * slot.step_ns + step_ns) // 8 if slot.step_ns else max(step_ns, 1)
 
     def sweep(self):
         """End what dead device slots ran and what nobody can serve, by place in the table."""
         lost = [w for slot in self.slots if slot.is_buried for w in slot.running]
-        unserved = [w for w in self.backlog.waiting if not self.is_servable(w)]
+        unserved = [w for w in self.waiting if not self.is_servable(w)]
         for waiter in sorted(lost + unserved, key=lambda w: w.index):
             if waiter.state == "running":
                 self.settle(waiter, None)
@@ -352,76 +499,125 @@ class Scheduler:
                 self.end_waiting(waiter, "no_device")
 
     def expire(self, now_ns):
-        late = [w for w in self.backlog.waiting if w.expire_ns and w.expire_ns <= now_ns]
+        late = [w for w in self.waiting if w.expire_ns and w.expire_ns <= now_ns]
         for waiter in sorted(late, key=lambda w: (w.expire_ns, w.arrival_no)):
-            self.end_waiting(waiter, "expired" if self.record_of(waiter) is None else "no_kv")
+            self.end_waiting(waiter, "expired" if self.queue_of(waiter).record_of(waiter) is None else "no_kv")
 
     def fits(self, waiter, i, is_aged=False):
         """Whether it can start there beside what is held for another."""
+        slot = self.slots[i]
         held = [one.waiter for one in self.passed if one.slot == i and one.waiter is not waiter]
-        return self.slots[i].serves(waiter) and self.slots[i].has_room([waiter, *held], is_aged)
+        return slot.serves(waiter) and not slot.is_drained and slot.has_room([waiter, *held], is_aged)
+
+    # --- where ------------------------------------------------------------------------------
+
+    def connections(self, i):
+        return len(self.slots[i].running) * WEIGHT_UNIT / self.slots[i].units
+
+    def cost(self, waiter, i):
+        slot = self.slots[i]
+        if self.policy == "vram":
+            return -(slot.num_free - waiter.footprint) * slot.token_bytes
+        if self.policy == "weighted_round_robin":
+            return -(slot.turn + slot.units)
+        if self.policy == "load":
+            work = slot.reserved + waiter.footprint
+            fill = 1024 * work // slot.kv_tokens
+            product = float(work) * float(slot.step_ns or STEP_UNKNOWN_NS)
+            return product * (100 + slot.use_percent) * (1024 + fill) / slot.units
+        return self.connections(i)
+
+    def prefix(self, waiter, i):
+        units = waiter.prefix_at(i)
+        return units if units >= self.prefix_units_min else 0
+
+    def rank(self, waiter, i):
+        """The least one is the best place."""
+        prefers_idle = waiter.lane == LANE_SHORT and self.num_lanes > 1 and self.policy in ("vram", "load")
+        is_busy = prefers_idle and bool(self.slots[i].running)
+        return is_busy, self.cost(waiter, i), -self.prefix(waiter, i), i
 
     def place(self, waiter, is_aged=False):
-        able = [
-            (len(slot.running) / slot.weight, i) for i, slot in enumerate(self.slots) if self.fits(waiter, i, is_aged)
-        ]
-        return min(able)[1] if able else None
+        able = [i for i in range(len(self.slots)) if self.fits(waiter, i, is_aged)]
+        if not able:
+            return None
+        best = min(able, key=lambda i: self.rank(waiter, i))
+        bound = self.connections(best) + self.prefix_margin
+        with_more = [i for i in able if self.prefix(waiter, i) > self.prefix(waiter, best)]
+        within = [i for i in with_more if self.prefix_margin > 0 and self.connections(i) <= bound]
+        self.turn_of = () if within else able
+        return min(within, key=lambda i: (-self.prefix(waiter, i), self.rank(waiter, i)), default=best)
 
-    def record_of(self, waiter):
-        return next((one for one in self.passed if one.waiter is waiter), None)
+    def take_turn(self, i):
+        """Whoever could have had it gains its weight, and who has it pays for all."""
+        if self.policy == "weighted_round_robin":
+            for other in self.turn_of:
+                self.slots[other].turn += self.slots[other].units
+                self.slots[i].turn -= self.slots[other].units
 
-    def forget(self, waiter):
-        """The last record takes the place of the one that goes."""
-        one = self.record_of(waiter)
-        if one is not None:
-            last = self.passed.pop()
-            if last is not one:
-                self.passed[self.passed.index(one)] = last
+    # --- who --------------------------------------------------------------------------------
 
-    def may_be_passed(self, waiter, now_ns):
-        one = self.record_of(waiter)
-        if one is None and len(self.passed) < PASSED_MAX:
+    def may_be_passed(self, queue, waiter, now_ns):
+        one = queue.record_of(waiter)
+        if one is None and len(queue.passed) < PASSED_MAX:
             one = Passed(waiter, now_ns)
-            self.passed.append(one)
+            queue.passed.append(one)
         if one is None:
             return False
         is_overdue = one.num_passes >= self.bypass_max or now_ns - one.since_ns >= self.bypass_ns
         if is_overdue and one.slot is None:
-            held = {other.slot for other in self.passed}
-            free = [(-slot.num_free, i) for i, slot in enumerate(self.slots) if slot.serves(waiter) and i not in held]
+            held = {other.slot for other in queue.passed}
+            free = [
+                (-slot.num_free, i)
+                for i, slot in enumerate(self.slots)
+                if slot.serves(waiter) and not slot.is_drained and i not in held
+            ]
             one.slot = min(free)[1] if free else None
         return one.slot is not None or not is_overdue
 
-    def choose_fitting(self, now_ns):
+    def choose_fitting(self, queue, lanes, now_ns):
         """(who starts, whether because it is due, where), or None."""
-        for one in self.passed:
-            at_cap = self.backlog.is_at_cap(one.waiter.lane)
+        self.turn_of = ()
+        for one in queue.passed:
+            at_cap = queue.backlog.is_at_cap(one.waiter.lane)
             if one.slot is not None and not at_cap and self.fits(one.waiter, one.slot):
                 return one.waiter, False, one.slot
         misfits = []
-        while (choice := self.backlog.choose(misfits)) is not None:
+        while (choice := queue.backlog.choose(misfits, lanes)) is not None:
             slot = self.place(*choice)
             if slot is not None:
-                for one in filter(None, map(self.record_of, misfits)):
+                for one in filter(None, map(queue.record_of, misfits)):
                     one.num_passes += self.slots[slot].serves(one.waiter)
                 return *choice, slot
             waiter, is_aged = choice
             lacks_cells = any(slot.has_sequence(waiter.level, is_aged) and slot.serves(waiter) for slot in self.slots)
-            if len(misfits) == PASSED_MAX or (lacks_cells and not self.may_be_passed(choice[0], now_ns)):
+            if len(misfits) == PASSED_MAX or (lacks_cells and not self.may_be_passed(queue, choice[0], now_ns)):
                 return None
             misfits.append(choice[0])
         return None
 
-    def has_sequence(self):
-        best = min((w.level for w in self.backlog.waiting), default=None)
-        return best is not None and any(slot.has_sequence(best) for slot in self.slots)
+    def lanes_with_sequence(self, queue, model):
+        """The lanes of a model for which a device slot has a sequence, for the best class that waits for it."""
+        lanes = 0
+        for slot in self.slots:
+            levels = [w.level for w in queue.backlog.waiting if slot.lanes_served >> w.lane & 1]
+            if slot.model == model and levels and slot.has_sequence(min(levels)):
+                lanes |= slot.lanes_served
+        return lanes
 
     def start_waiting(self, now_ns):
-        while self.has_sequence() and (choice := self.choose_fitting(now_ns)) is not None:
-            waiter, is_aged, slot = choice
-            self.forget(waiter)
-            self.backlog.take(waiter, is_aged)
-            self.slots[slot].running.append(waiter)
-            waiter.slot = slot
-            waiter.state = "running"
-            self.events.append(("started", waiter.index))
+        for model, queue in self.queues.items():
+            while lanes := self.lanes_with_sequence(queue, model):
+                choice = self.choose_fitting(queue, lanes, now_ns)
+                if choice is None:
+                    break
+                self.start(queue, *choice)
+
+    def start(self, queue, waiter, is_aged, slot):
+        queue.forget(waiter)
+        self.take_turn(slot)
+        queue.backlog.take(waiter, is_aged)
+        self.slots[slot].running.append(waiter)
+        waiter.slot = slot
+        waiter.state = "running"
+        self.events.append(("started", waiter.index))

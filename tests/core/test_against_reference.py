@@ -1,7 +1,9 @@
 """The core and its plain-Python twin, fed alike by hypothesis, must never differ."""
 
+import random
 from collections import Counter
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
@@ -15,6 +17,12 @@ KEY_WEIGHTS = [1.0, 2.0, 0.5]
 LANE_WEIGHTS = [3.0, 1.0]
 NUM_LEVELS = 4
 CAPACITY = 64
+POLICIES = {
+    "least_connections": _core.Placing.LEAST_CONNECTIONS,
+    "vram": _core.Placing.VRAM,
+    "weighted_round_robin": _core.Placing.WEIGHTED_ROUND_ROBIN,
+    "load": _core.Placing.LOAD,
+}
 
 
 class RingsAgree(RuleBasedStateMachine):
@@ -234,7 +242,7 @@ ENDS = {"expired", "no_kv", "cancelled", "no_device", "evicted"}
 
 
 class SchedulersAgree(RuleBasedStateMachine):
-    """Requests come, run, leave, expire, and device slots die; the ends must be the same."""
+    """Requests come, run, leave, expire, device slots drain, change and die; all must end the same."""
 
     @initialize(
         aging_step_ns=st.sampled_from([0, 5]),
@@ -248,14 +256,30 @@ class SchedulersAgree(RuleBasedStateMachine):
                 st.integers(0, 1),
                 st.sampled_from([40, 100]),
                 st.integers(1, 3),
-                st.sampled_from([1.0, 2.0]),
+                st.sampled_from([0.5, 1.0, 2.0, 3.0]),
                 st.integers(0, 2),
+                st.sampled_from([1, 2, 3, 3, 15]),
+                st.sampled_from([1, 3]),
             ),
             min_size=1,
-            max_size=3,
+            max_size=4,
         ),
+        policy=st.sampled_from(list(POLICIES)),
+        prefix_margin=st.sampled_from([0.0, 0.5, 1.0]),
+        prefix_tokens_min=st.sampled_from([0, 64, 130]),
     )
-    def begin(self, aging_step_ns, aged_every, bypass_max, bypass_ns, slots, **caps):
+    def begin(
+        self,
+        aging_step_ns,
+        aged_every,
+        bypass_max,
+        bypass_ns,
+        slots,
+        policy,
+        prefix_margin,
+        prefix_tokens_min,
+        **caps,
+    ):
         self.scheduler = _core.Scheduler(
             table_capacity=CAPACITY,
             level_caps=[CAPACITY] * NUM_LEVELS,
@@ -268,11 +292,20 @@ class SchedulersAgree(RuleBasedStateMachine):
             aged_every=aged_every,
             bypass_max=bypass_max,
             bypass_ns=bypass_ns,
+            policy=POLICIES[policy],
+            prefix_margin=prefix_margin,
+            prefix_tokens_min=prefix_tokens_min,
             **caps,
         )
-        for model, kv_tokens, num_sequences, weight, num_extra in slots:
+        for model, kv_tokens, num_sequences, weight, num_extra, lanes, token_bytes in slots:
             self.scheduler.add_device_slot(
-                model=model, kv_tokens=kv_tokens, num_sequences=num_sequences, num_extra=num_extra, weight=weight
+                model=model,
+                kv_tokens=kv_tokens,
+                num_sequences=num_sequences,
+                num_extra=num_extra,
+                weight=weight,
+                lanes=lanes,
+                token_bytes=token_bytes,
             )
         self.twin = reference.Scheduler(
             reference.Backlog(
@@ -283,13 +316,15 @@ class SchedulersAgree(RuleBasedStateMachine):
                 aged_every=aged_every,
                 key_weights=KEY_WEIGHTS,
                 lane_weights=LANE_WEIGHTS,
-                num_places=sum(slot[2] for slot in slots),
-                num_tokens=sum(slot[1] for slot in slots),
+                num_places=0,
                 **caps,
             ),
             [reference.Slot(*slot) for slot in slots],
             bypass_max=bypass_max,
             bypass_ns=bypass_ns,
+            policy=policy,
+            prefix_margin=prefix_margin,
+            prefix_tokens_min=prefix_tokens_min,
         )
         self.now_ns = 0
         self.num_arrived = 0
@@ -311,6 +346,7 @@ class SchedulersAgree(RuleBasedStateMachine):
         expire_in_ns=st.one_of(st.just(0), st.integers(1, 20)),
         prompt=st.integers(1, 20),
         max_tokens=st.integers(1, 25),
+        prefixes=st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0, 64, 100, 128, 200])), max_size=3),
     )
     def submit(self, expire_in_ns, prompt, max_tokens, **what):
         assert self.scheduler.try_enter(what["level"])
@@ -368,8 +404,13 @@ class SchedulersAgree(RuleBasedStateMachine):
             self.held.discard(name)
 
     @precondition(lambda self: self.live)
-    @rule(pick=st.integers(0, CAPACITY), num_tokens=st.integers(0, 25))
-    def finish(self, pick, num_tokens):
+    @rule(
+        pick=st.integers(0, CAPACITY),
+        num_tokens=st.integers(0, 25),
+        first_token_ns=st.integers(0, 50),
+        took_ns=st.sampled_from([0, 7, 100, 10**9]),
+    )
+    def finish(self, pick, num_tokens, first_token_ns, took_ns):
         running = [
             (name, waiter)
             for name, waiter in self.live.values()
@@ -378,7 +419,13 @@ class SchedulersAgree(RuleBasedStateMachine):
         if not running:
             return
         name, waiter = running[pick % len(running)]
-        self.scheduler.finish(self.handles[name], num_completion_tokens=num_tokens)
+        waiter.first_token_ns, waiter.finished_ns = first_token_ns, first_token_ns + took_ns
+        self.scheduler.finish(
+            self.handles[name],
+            num_completion_tokens=num_tokens,
+            first_token_ns=waiter.first_token_ns,
+            finished_ns=waiter.finished_ns,
+        )
         self.finished.add(name)
         self.twin.messages.append(("finish", waiter, num_tokens))
 
@@ -388,12 +435,33 @@ class SchedulersAgree(RuleBasedStateMachine):
             self.scheduler.report_dead(pick)
             self.twin.slots[pick].is_dead = True
 
+    @rule(pick=st.integers(0, 3), is_drained=st.booleans())
+    def drain(self, pick, is_drained):
+        if pick < len(self.twin.slots):
+            (self.scheduler.drain_slot if is_drained else self.scheduler.undrain_slot)(pick)
+            self.twin.slots[pick].wants_drain = is_drained
+
+    @rule(
+        pick=st.integers(0, 3),
+        weight=st.sampled_from([0.5, 1.0, 2.0, 3.0]),
+        headroom=st.one_of(st.none(), st.integers(0, 60)),
+        percent=st.sampled_from([0, 30, 100]),
+    )
+    def change(self, pick, weight, headroom, percent):
+        if pick < len(self.twin.slots):
+            self.scheduler.set_weight(pick, weight)
+            self.scheduler.set_headroom(pick, headroom)
+            self.scheduler.set_use(pick, percent)
+            self.twin.slots[pick].wants_weight = weight
+            self.twin.slots[pick].wants_headroom.append(headroom)
+            self.twin.slots[pick].use_percent = percent
+
     @rule(passed_ns=st.integers(0, 7))
     def round(self, passed_ns):
         self.now_ns += passed_ns
         due_ns = self.scheduler.round(self.now_ns)
         self.twin.round(self.now_ns)
-        expiries = [w.expire_ns for w in self.twin.backlog.waiting if w.expire_ns]
+        expiries = [w.expire_ns for w in self.twin.waiting if w.expire_ns]
         assert due_ns == min(expiries, default=-1)
         started = [self.live[index] for what, index in self.twin.events if what == "started"]
         for slot in range(len(self.twin.slots)):
@@ -428,9 +496,13 @@ class SchedulersAgree(RuleBasedStateMachine):
         assert snapshot["num_running"] == sum(len(slot.running) for slot in self.twin.slots)
         for figures, slot in zip(snapshot["slots"], self.twin.slots, strict=True):
             assert figures["num_running"] == len(slot.running)
-            assert figures["reserved"] == sum(waiter.footprint for waiter in slot.running)
+            assert figures["reserved"] == slot.reserved
+            assert slot.is_buried or figures["headroom"] == slot.num_free
+            assert figures["is_drained"] == slot.is_drained
+            assert slot.is_buried or figures["lanes"] == slot.lanes_served & 3
+            assert figures["step_ns"] == slot.step_ns
         for level, figures in enumerate(snapshot["levels"]):
-            waiting = [w for w in self.twin.backlog.waiting if w.level == level]
+            waiting = [w for w in self.twin.waiting if w.level == level]
             assert figures["num_waiting"] == len(waiting)
             submitted = [w for m, w, *_ in self.twin.messages if m == "submit" and w.level == level]
             assert figures["num_entered"] == len(waiting) + len(submitted)
@@ -446,3 +518,60 @@ TestRings = suite(RingsAgree)
 TestBacklogs = suite(BacklogsAgree)
 TestLedgers = suite(LedgersAgree)
 TestSchedulers = suite(SchedulersAgree)
+
+
+def crowd(draw, machine):
+    """One turn of a load under which there mostly is a choice: some come, change, end."""
+    for _ in range(draw.randrange(6)):
+        if len(machine.live) + len(machine.kept) < CAPACITY:
+            machine.submit(
+                lane=draw.randrange(2),
+                level=draw.randrange(NUM_LEVELS),
+                key=draw.randrange(3),
+                model=int(draw.random() < 0.2),
+                deadline_ns=0,
+                expire_in_ns=draw.choice((0, 0, 40)),
+                prompt=draw.randint(1, 20),
+                max_tokens=draw.randint(1, 25),
+                prefixes=[(draw.randrange(4), draw.choice((64, 100, 128, 200))) for _ in range(draw.randrange(4))],
+            )
+    if draw.random() < 0.1:
+        machine.drain(draw.randrange(4), draw.random() < 0.5)
+    if draw.random() < 0.2:
+        machine.change(
+            draw.randrange(4), draw.choice((0.5, 1, 2, 3)), draw.choice((None, None, 10, 60)), draw.choice((0, 100))
+        )
+    for _ in range(draw.randrange(5)):
+        if machine.live:
+            machine.finish(draw.randrange(CAPACITY), draw.randint(1, 25), draw.randint(1, 50), draw.choice((7, 900)))
+    machine.round(draw.randint(1, 5))
+    machine.figures_agree()
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_each_choice_in_a_crowd_is_the_references(policy, seed):
+    draw = random.Random(f"{policy} {seed}")
+    machine = SchedulersAgree()
+    machine.begin(
+        aging_step_ns=5,
+        aged_every=2,
+        bypass_max=3,
+        bypass_ns=50,
+        # The first is for short ones only, sometimes the only one for them.
+        slots=[
+            (0, 100, 3, draw.choice((1.0, 2.0)), 1, 1, 3),
+            (0, 100, 4, draw.choice((1.0, 3.0)), 0, draw.choice((2, 3)), 1),
+            (0, draw.choice((80, 150)), 3, 1.0, 0, draw.choice((2, 3)), 2),
+            (1, 100, 3, 1.0, 0, 15, 1),
+        ],
+        policy=policy,
+        prefix_margin=draw.choice((0.0, 0.5, 1.0)),
+        prefix_tokens_min=draw.choice((0, 64, 130)),
+        lane_caps=[0, 0],
+        lane_token_caps=[0, 0],
+    )
+    for turn in range(120):
+        if turn == 90:
+            machine.die(0)
+        crowd(draw, machine)

@@ -238,3 +238,60 @@ def test_each_start_is_a_decision_and_each_end_makes_room_for_one():
     assert sum(event[0] == EV_SETTLED for event in scheduler.poll()) == 10
     # With both sequences taken nobody is looked at.
     assert scheduler.snapshot()["num_decisions"] == 10
+
+
+@pytest.mark.parametrize("num_requests", NUM_REQUESTS)
+def test_device_slots_drain_and_change_while_all_threads_run(num_requests):
+    """Who has seen that a device slot is drained never sees another start there, until it is undrained."""
+    draw = random.Random(num_requests)
+    scheduler = Scheduler(
+        table_capacity=256,
+        level_caps=[200],
+        total_cap=200,
+        policy=_core.Placing.WEIGHTED_ROUND_ROBIN,
+    )
+    for lanes in (1, 3):
+        scheduler.add_device_slot(kv_tokens=4000, num_sequences=16, lanes=lanes)
+    drive, other = _core._Drive(scheduler), _core._Drive(scheduler, 1)
+    worker = threading.Thread(target=other.work, args=(NUM_TOKENS,), daemon=True)
+    worker.start()
+    sleeper = select.poll()
+    sleeper.register(scheduler.loop_fd, select.POLLIN)
+    num_sent = num_settled = 0
+    num_promises = None  # Of device slot 1, since it was seen drained.
+    with threads(scheduler, drive):
+        while num_settled < num_requests:
+            while num_sent < num_requests and scheduler.try_enter(0):
+                try:
+                    scheduler.submit(
+                        Work(), Sink(), lane=draw.randrange(2), max_tokens=NUM_TOKENS,
+                        footprint_tokens=draw.randrange(50, 300), prefixes=[(draw.randrange(2), 640)],
+                    )  # fmt: skip
+                except _core.TableFull:
+                    break
+                num_sent += 1
+            scheduler.set_weight(draw.randrange(2), draw.choice((0.5, 1, 3)))
+            scheduler.set_headroom(draw.randrange(2), draw.choice((None, None, 0, 500)))
+            figures = scheduler.slots()[1]
+            if num_promises is not None:
+                assert figures["num_promises"] == num_promises
+            elif figures["is_drained"]:
+                num_promises = scheduler.slots()[1]["num_promises"]
+            if draw.random() < 0.2:
+                scheduler.drain_slot(1)
+            else:
+                num_promises = None
+                scheduler.undrain_slot(1)
+                scheduler.set_headroom(draw.randrange(2), None)
+            # Not for longer: it may be that nothing can run until the next change.
+            sleeper.poll(1)
+            for what, sink, *rest in scheduler.poll():
+                sink.take(what, *rest)
+                num_settled += what == EV_SETTLED
+    other.stop()
+    worker.join(60)
+    assert not worker.is_alive()
+    snapshot = scheduler.snapshot()
+    assert snapshot["num_broken"] == snapshot["num_live"] == snapshot["num_entered"] == 0
+    assert all(slot["reserved"] == slot["num_running"] == 0 for slot in snapshot["slots"])
+    assert all(slot["num_promises"] for slot in snapshot["slots"])

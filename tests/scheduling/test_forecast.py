@@ -37,15 +37,16 @@ class Board:
 
     def __init__(self, num_sequences: int = 2, aging_step_ns: int = 60 * S, *, is_guaranteed: bool = True) -> None:
         self.slot: dict[str, Any] = {
-            "num_sequences": num_sequences, "num_extra": 0, "num_running": 0, "capacity": 1000, "reserved": 0,
-            "is_dead": False,
+            "num_sequences": num_sequences, "num_extra": 0, "num_running": 0, "headroom": 1000, "lanes": 3,
+            "is_dead": False, "is_drained": False,
         }  # fmt: skip
+        self.others: list[dict[str, Any]] = []
         self.num_made = 0
         self.forecast = Forecast(
             num_levels=3,
             lane_weights=(3, 1),
             aging_step_ns=aging_step_ns,
-            slots=lambda: [self.slot],
+            slots=lambda: [self.slot, *self.others],
             is_guaranteed=is_guaranteed,
         )
 
@@ -166,7 +167,7 @@ def test_a_sequence_is_kept_for_who_is_better_than_one_that_runs() -> None:
 
 def test_cells_that_are_missing_make_a_free_sequence_useless() -> None:
     board = Board()
-    board.slot["reserved"] = 995
+    board.slot["headroom"] = 5
     request = board.start()
     board.come()
     board.forecast.output(request, 5, S)
@@ -184,10 +185,40 @@ def test_where_kv_is_promised_by_how_long_answers_come_out_more_fit() -> None:
         for _ in range(8):
             board.finish(board.start(max_tokens=100), 10)
         board.start(100 * S, max_tokens=100)
-        board.slot["reserved"] = 950
+        board.slot["headroom"] = 50
         board.come(100 * S, max_tokens=100)
         waits.append(board.wait_s(101 * S, ahead=0))
     assert waits == [pytest.approx(10, rel=0.2), 0]
+
+
+def test_a_lane_with_device_slots_of_its_own_waits_for_those() -> None:
+    board = Board(num_sequences=1)
+    board.slot["lanes"] = 1
+    board.others = [{**board.slot, "lanes": 2, "num_running": 1}]
+    running = board.start(lane=Lane.LONG, max_tokens=10)
+    board.slot["num_running"] = 0
+    for _ in range(3):
+        board.come(lane=Lane.LONG)
+    board.forecast.output(running, 1, S)
+    board.forecast.output(running, 1, 2 * S)
+    # One second a token: the long lane's only sequence is free in 8 s, the short lane's is free now.
+    assert board.wait_s(2 * S, lane=Lane.SHORT, ahead=0) == 0
+    assert board.wait_s(2 * S, lane=Lane.LONG, ahead=0) == pytest.approx(8)
+    # With a device slot for both, both wait in one line again.
+    board.others[0]["lanes"] = 3
+    assert board.wait_s(4 * S, lane=Lane.LONG, ahead=0) == 0
+
+
+def test_a_drained_device_slot_has_no_free_sequence() -> None:
+    board = Board(num_sequences=2)
+    request = board.start()
+    board.forecast.output(request, 1, S)
+    board.forecast.output(request, 1, 2 * S)
+    assert board.wait_s(2 * S, ahead=0) == 0
+    board.slot["is_drained"] = True
+    board.forecast.output(request, 2, 4 * S)
+    assert board.wait_s(4 * S, ahead=0) == pytest.approx(6)
+    assert board.forecast.num_sequences == 0
 
 
 def test_without_a_living_device_slot_nothing_is_known() -> None:

@@ -175,8 +175,8 @@ def simulate(
     weights = backlog["lane_weights"]
     short_share = weights[0] / sum(weights)
     kv_tokens, places = (sum(column) for column in zip(*slots, strict=True))
-    twin = Backlog(num_places=places, num_tokens=kv_tokens, **backlog)
-    scheduler = Scheduler(twin, [Slot(0, kv_tokens, num, 1.0, num_extra) for kv_tokens, num in slots])
+    rules = Backlog(num_places=places, num_tokens=kv_tokens, **backlog)
+    scheduler = Scheduler(rules, [Slot(0, kv_tokens, num, 1.0, num_extra) for kv_tokens, num in slots])
     workers = [
         Worker(cost, budget, fine_budget, fine_level, batch_max, target_ns, short_share, num)
         for cost, (_, num) in zip(costs, slots, strict=True)
@@ -200,7 +200,7 @@ def simulate(
     ]
     coming = list(zip(asks, waiters, strict=True))
     while True:
-        due = [w.expire_ns for w in twin.waiting if w.expire_ns]
+        due = [w.expire_ns for w in scheduler.waiting if w.expire_ns]
         times = [*due, *(w.ends_ns for w in workers if w.ends_ns is not None), *(a.arrival_ns for a, _ in coming[:1])]
         if not times:
             return

@@ -1,0 +1,77 @@
+"""What an operator can set about where a request runs; `[placement]`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, TypeVar
+
+from msgspec import Meta, Struct
+
+from lqs.describe import key
+
+T = TypeVar("T")
+
+# As the core takes them: a bit for each lane, short and long.
+BOTH_LANES = 3
+_LANE_BITS = {"short": 1, "long": 2, "both": BOTH_LANES}
+
+
+class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """On which device slot a request starts that could start on several."""
+
+    policy: Annotated[
+        str,
+        key(
+            "least_connections, vram, weighted_round_robin or load.",
+            pattern="^(least_connections|vram|weighted_round_robin|load)$",
+        ),
+    ] = "least_connections"
+    weights: Annotated[
+        tuple[Annotated[float, Meta(ge=0.001, le=1000)], ...],
+        key(
+            "How much of the work is meant for each device slot, in the order of engine.devices; the last stands for "
+            "the rest.",
+            min_length=1,
+            max_length=64,
+        ),
+    ] = (1.0,)
+    lanes: Annotated[
+        tuple[Annotated[str, Meta(pattern="^(both|short|long)$")], ...],
+        key(
+            "Which requests each device slot is for: short, long or both, in the order of engine.devices; the last "
+            "stands for the rest.",
+            min_length=1,
+            max_length=64,
+        ),
+    ] = ("both",)
+
+    prefix_margin: Annotated[
+        float,
+        key(
+            "A device slot that holds more of the prompt may run so many more, for its weight; 0: it wins ties only.",
+            "requests",
+            ge=0,
+            le=1000,
+        ),
+    ] = 1.0
+    prefix_tokens_min: Annotated[
+        int, key("A shorter beginning that is there already counts for nothing.", "tokens", ge=64, le=65_536)
+    ] = 256
+
+    def rules(self, devices: Sequence[str]) -> Iterator[tuple[bool, str]]:
+        """What its keys cannot show alone, beside `engine.devices`: whether it holds, and what is wrong if not."""
+        for name, num in (("weights", len(self.weights)), ("lanes", len(self.lanes))):
+            fits = num <= len(devices) or "auto" in devices
+            yield fits, f"placement.{name}: there are {num} for {len(devices)} device slots."
+
+    def weight_of(self, number: int) -> float:
+        """The weight of the device slot of that number on the list."""
+        return _of(self.weights, number)
+
+    def lanes_of(self, number: int) -> int:
+        """The lanes of the device slot of that number on the list, as the core takes them."""
+        return _LANE_BITS[_of(self.lanes, number)]
+
+
+def _of(values: Sequence[T], number: int) -> T:
+    return values[min(number, len(values) - 1)]
