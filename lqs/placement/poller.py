@@ -64,7 +64,9 @@ class Poller:
 
     def stop(self, limit_s: float) -> bool:
         """End the thread and its session with NVML; False if it hangs in the driver for longer than this."""
-        self._is_stopping = True
+        with self._turns:
+            self._is_stopping = True
+            self._turns.notify_all()
         self._is_wanted.set()
         self._thread.join(limit_s)
         return not self._thread.is_alive()
@@ -89,8 +91,6 @@ class Poller:
                 self._is_wanted.clear()
         finally:
             reader.close()
-            with self._turns:
-                self._turns.notify_all()
 
     def _turn(self, reader: Reads) -> None:
         with self._turns:

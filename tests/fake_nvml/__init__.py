@@ -78,6 +78,11 @@ class Driver:
         """Sessions that are open."""
         return int(self.library.fake_sessions())
 
+    @property
+    def num_hanging(self) -> int:
+        """Calls that do not return just now."""
+        return int(self.library.fake_hanging())
+
 
 def environ_of(library: Path, script: Path, lines: Sequence[str]) -> dict[str, str]:
     """What a new process needs to find the library and its script."""

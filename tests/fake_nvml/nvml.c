@@ -36,7 +36,7 @@ typedef struct { handle_t device; unsigned long long type, data; unsigned gi, ci
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char lines[NUM_LINES][LINE];
-static int num_lines, num_sessions, num_delivered;
+static int num_lines, num_sessions, num_delivered, num_hanging;
 static gpu_t gpus[NUM_GPUS];
 static struct { char name[64]; int count; } calls[NUM_NAMES];
 
@@ -132,9 +132,11 @@ static int enter(const char *function, handle_t handle) {
     pthread_mutex_lock(&lock);
     int is_there = read_script();
     while (is_hanging(function)) {
+        num_hanging++;
         pthread_mutex_unlock(&lock);
         usleep(1000);
         pthread_mutex_lock(&lock);
+        num_hanging--;
         is_there = read_script();
     }
     if (!is_there) return DRIVER_NOT_LOADED;
@@ -172,11 +174,13 @@ int fake_calls(const char *function) {
 
 int fake_sessions(void) { return num_sessions; }
 
+int fake_hanging(void) { return num_hanging; }
+
 void fake_reset(void) {
     pthread_mutex_lock(&lock);
     memset(gpus, 0, sizeof gpus);
     memset(calls, 0, sizeof calls);
-    num_sessions = num_delivered = 0;
+    num_sessions = num_delivered = num_hanging = 0;
     pthread_mutex_unlock(&lock);
 }
 

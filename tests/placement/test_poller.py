@@ -11,6 +11,7 @@ from lqs.placement.gpus import GpuState, Snapshot
 from lqs.placement.poller import Poller
 from lqs.placement.reader import Reader
 from tests.fake_nvml import GB, Driver, card
+from tests.server.process import until
 
 LIMIT_S = 20.0
 # Longer than any test: nothing is read but when asked.
@@ -92,12 +93,32 @@ def test_a_driver_that_hangs_keeps_only_its_own_thread(driver: Driver, poller: P
     before = poller.refresh(LIMIT_S)
     driver.says(card("GPU-a", free_gb=1), "hang nvmlDeviceGetMemoryInfo")
     assert poller.refresh(0.05) is before
+    until(lambda: driver.num_hanging == 1, LIMIT_S)
     assert poller.latest is before
     assert not poller.stop(0.05)
     # Nobody waits for a read that will not come.
-    assert poller.refresh(LIMIT_S) is before
+    assert poller.refresh(NEVER_S) is before
     driver.says(card("GPU-a", free_gb=1))
     assert poller.stop(LIMIT_S)
+
+
+def test_who_waits_for_a_read_is_let_go_when_it_is_stopped(driver: Driver, poller: Poller, seen: Seen) -> None:
+    assert seen.wait_for(1)
+    driver.says(card("GPU-a"), "hang nvmlDeviceGetMemoryInfo")
+    waiting = threading.Thread(target=poller.refresh, args=(NEVER_S,))
+    waiting.start()
+    until(lambda: driver.num_hanging == 1, LIMIT_S)
+    assert not poller.stop(0.05)
+    waiting.join(LIMIT_S)
+    assert not waiting.is_alive()
+    driver.says(card("GPU-a"))
+
+
+def test_it_reads_once_for_each_refresh_and_sleeps_in_between(poller: Poller, seen: Seen) -> None:
+    for _ in range(50):
+        poller.refresh(LIMIT_S)
+    assert poller.stop(LIMIT_S)
+    assert 50 <= len(seen.snapshots) <= 51
 
 
 def test_a_lost_card_and_a_lost_driver_do_not_end_it(driver: Driver, poller: Poller) -> None:

@@ -238,6 +238,38 @@ def test_reported_errors_are_counted_and_only_grave_ones_take_a_gpu_out(driver: 
     assert (other.state, other.num_xids) == (GpuState.OK, 0)
 
 
+def test_a_card_is_watched_once_in_a_session_and_again_in_the_next(driver: Driver, rig: Rig) -> None:
+    driver.says(card("GPU-a"))
+    for _ in range(3):
+        rig.read()
+    assert driver.calls("nvmlDeviceRegisterEvents") == 1
+    driver.vanishes()
+    rig.read()
+    driver.says(card("GPU-a"), "event card=GPU-a xid=79")
+    rig.read()
+    assert rig.gpu().num_xids == 1
+    assert driver.calls("nvmlDeviceRegisterEvents") == 2
+
+
+def test_a_new_session_takes_no_card_for_the_one_that_had_its_number(driver: Driver, rig: Rig) -> None:
+    driver.says(card("GPU-a"), card("GPU-b", bus=2))
+    rig.read()
+    driver.vanishes()
+    rig.read()
+    driver.says(card("GPU-b", bus=2), card("GPU-a"), "error nvmlDeviceGetHandleByIndex_v2 15 GPU-b")
+    states = {gpu.uuid: gpu.state for gpu in rig.read().gpus}
+    assert (states["GPU-a"], states["GPU-b"]) == (GpuState.OK, GpuState.FAILED)
+
+
+def test_an_instance_that_is_made_on_a_failed_card_failed_too(driver: Driver, rig: Rig) -> None:
+    event = "event card=GPU-a xid=79"
+    driver.says(*SPLIT[:2], event)
+    rig.read()
+    rig.read()
+    driver.says(*SPLIT, event)
+    assert rig.gpu("MIG-2").state is GpuState.FAILED
+
+
 def test_memory_that_lost_data_takes_a_gpu_out(driver: Driver, rig: Rig) -> None:
     driver.says(card("GPU-a"), "event card=GPU-a xid=0")
     rig.read()
