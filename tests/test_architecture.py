@@ -51,7 +51,7 @@ DOORS = {
     "uvicorn": {"serve.py", "listen.py"},
     "httptools": {"serve.py", "listen.py"},
     "uvloop": {"serve.py"},
-    "prometheus_client": {"observe/metrics.py", "observe/families.py"},
+    "prometheus_client": {"observe/metrics.py", "observe/families.py", "observe/gpus.py"},
     "jinja2": {"engine"},
     "numpy": {"engine/synth"},
 }

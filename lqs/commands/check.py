@@ -11,6 +11,7 @@ from pathlib import Path
 from lqs.admission.keys import KeyRing
 from lqs.admission.limit_words import in_short
 from lqs.commands.flags import add_setting_flags, load_config
+from lqs.commands.gpu_lines import gpu_lines
 from lqs.config import Config, is_loopback
 from lqs.engine.fallback import find_models
 from lqs.engine.plan import Plan, make_plan
@@ -137,6 +138,7 @@ def report(config: Config, path: Path, plan: Plan, num_keys: int) -> Iterator[st
     engine, queue, machine = config.engine, config.queue, plan.machine
     slots = len(plan.devices)
     yield f"machine    {machine.num_cores} cores, {machine.memory_free_bytes // _MB} MB free"
+    yield from gpu_lines(lambda: machine.memory_free_bytes, dict(os.environ))
     yield f"model      {path.name}, context {plan.n_ctx_train} tokens"
     yield f"devices    {', '.join(plan.devices)}, {plan.threads} threads each"
     yield f"weights    {plan.weights_bytes // _MB} MB, shared by the device slots"

@@ -1,0 +1,1 @@
+"""Which devices there are, what is free on each, and which one a name means."""
