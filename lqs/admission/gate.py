@@ -109,6 +109,8 @@ class Gate:
             served = await self.enter(request, time.monotonic_ns())
             work, served = await self._work(request, source, served)
             num_expected = self._desk.expected_completion(request, served.index)
+            if self._config.engine.grows_kv:
+                request.kv_tokens = request.num_prompt_tokens + num_expected
             self._classes.assign_lane(request, self._desk.border_tokens, num_expected)
             self._limits.charge_work(request, patience_ns=request.expire_ns - time.monotonic_ns())
             await self._wait_turn(request)
