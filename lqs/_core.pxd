@@ -525,11 +525,11 @@ cdef enum:
     FINE_MIN = 8            # below that a step's own cost shows
 
 # The most tokens of fine prefill in a step with so many decodes. Where a small chunk is not dearer
-# than a large one it is half as much again as the decodes, so that these are not much slower for it.
+# than a large one there are no more of them than decodes, so that these are not much slower for it.
 cdef inline int32_t fine_chunk(int32_t fine_budget, int32_t num_decodes) noexcept nogil:
     if num_decodes == 0 or fine_budget > PREFILL_MIN:
         return max(fine_budget, <int32_t>PREFILL_MIN)
-    return min(max(num_decodes + num_decodes // 2, <int32_t>FINE_MIN), <int32_t>PREFILL_MIN)
+    return min(max(num_decodes, <int32_t>FINE_MIN), <int32_t>PREFILL_MIN)
 
 # Sleep until someone wakes this worker (for a start, a cancel, room in an out-buffer, the
 # end), or the time has passed (below 0: no limit). False: it has passed. Look at

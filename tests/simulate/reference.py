@@ -98,7 +98,7 @@ class Worker:
         taken = [0] * len(opened)
         fine = max(self.fine_budget, PREFILL_MIN)
         if num_decodes and fine == PREFILL_MIN:
-            fine = min(max(num_decodes + num_decodes // 2, FINE_MIN), PREFILL_MIN)
+            fine = min(max(num_decodes, FINE_MIN), PREFILL_MIN)
         room = self.batch_max - num_decodes
 
         def take(budget, is_meant):
