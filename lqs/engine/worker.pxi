@@ -254,7 +254,8 @@ cdef class Worker:
         """Set the step's budget: the most tokens whose step still meets the inter-token target.
 
         Sizes double from 16 until one is too slow, so a slow device is not kept busy for long. The quicker
-        of two tries counts: one disturbed step would make a size look dear from then on. Returns milliseconds by number of tokens. Call it between `open` and `run`.
+        of two tries counts: one disturbed step would make a size look dear from then on. Returns
+        milliseconds by number of tokens. Call it between `open` and `run`.
         """
         cdef int32_t n = min(16, self.n_batch)
         cdef double took_ms
