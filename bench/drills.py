@@ -13,20 +13,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.core.measure import Row
 from bench.load.client import Client
 from bench.load.reply import Reply, read_reply
+from tests.fake_nvml import card, compile_library, environ_of, replace_script
 
 START_S, STREAM_S, STOP_S = 120.0, 300.0, 60.0
 CONFIG = """
@@ -45,7 +45,11 @@ DRILLS = {
     "abort-helper": "device_slot=1 abort-helper@step={step}",
     "hang": "device_slot=1 hang@step={step} for=12s",
     "fail-load": "device_slot=1 fail-load times=2",
+    # On a card of a driver that says what its script says: that it fell off the bus.
+    "lose-card": "device_slot=1 card=GPU-a",
 }
+# Nothing runs on a device slot that is not there; one on a lost card does not come back.
+LOSE_NOTHING, STAY_OUT = {"fail-load"}, {"lose-card"}
 # As it was before the streams came.
 GAUGES = (
     "vllm:num_requests_running",
@@ -72,7 +76,7 @@ class Run:
 
     recovery_s: float
     num_lost: float
-    back_s: float  # From the start of the streams until both device slots worked; 0: they always did.
+    back_s: float  # From the start of the streams until both device slots worked, if they ever did again.
 
 
 @dataclass
@@ -85,9 +89,10 @@ class Results:
 
 
 class Process:
-    """`lqs serve` with two device slots, on a free port."""
+    """`lqs serve` with two device slots, on a free port. `nvml` is the driver that it finds."""
 
-    def __init__(self, folder: Path, threads: int, drill: str) -> None:
+    def __init__(self, folder: Path, threads: int, drill: str, nvml: Path) -> None:
+        self._script = folder / "gpus"
         (folder / "lqs.toml").write_text(CONFIG)
         self.log_path = folder / "log"
         command = [sys.executable, "-m", "lqs", "serve", "--config", str(folder / "lqs.toml"), "--port", "0"]
@@ -97,7 +102,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ,
+                env=environ_of(nvml, self._script, [card("GPU-a")]),
             )
 
     async def ready(self) -> Client:
@@ -111,13 +116,17 @@ class Process:
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
 
-    async def _until(self, holds):  # type: ignore[no-untyped-def]
+    async def _until(self, holds: Callable[[], re.Match[str] | None]) -> re.Match[str]:
         end_s = time.monotonic() + START_S
         while not (said := holds()):
             if self._process.poll() is not None or time.monotonic() > end_s:
                 raise DrillFailed("it did not start: " + self.log[-2000:])
             await asyncio.sleep(0.05)
         return said
+
+    def lose_card(self) -> None:
+        """Let the driver say that the card is gone."""
+        replace_script(self._script, card("GPU-a"), "event card=GPU-a xid=79")
 
     async def end(self) -> int:
         """End it as an operator does; its exit code."""
@@ -155,6 +164,14 @@ async def streams(client: Client, num: int, num_tokens: int) -> list[Reply]:
     payloads = [client.payload("POST", "/v1/completions", body_of(i, num_tokens)) for i in range(num)]
     exchanges = await asyncio.gather(*(client.send(payload, STREAM_S) for payload in payloads))
     return [read_reply(exchange) for exchange in exchanges]
+
+
+async def lose_card_meanwhile(process: Process, client: Client, num_tokens: int) -> list[Reply]:
+    """Once so many tokens are made; nobody replies to that."""
+    while total(await figures(client), "lqs_step_tokens_total") < num_tokens:
+        await asyncio.sleep(0.05)
+    process.lose_card()
+    return []
 
 
 def longest_gap_s(replies: Sequence[Reply]) -> float:
@@ -205,22 +222,27 @@ async def back_after_s(process: Process, client: Client, began_s: float) -> floa
     return time.monotonic() - began_s
 
 
-async def one_run(name: str, drill: str, args: argparse.Namespace, wanted: Sequence[str] | None) -> tuple[Run, list[str]]:
+async def one_run(
+    name: str, drill: str, args: argparse.Namespace, wanted: Sequence[str] | None
+) -> tuple[Run, list[str]]:
     """One process from its start to its end. Raises DrillFailed."""
     with tempfile.TemporaryDirectory() as folder:
-        process = Process(Path(folder), args.threads, drill)
+        process = Process(Path(folder), args.threads, drill, args.nvml)
         try:
             client = await process.ready()
             before = await figures(client)
             began_s = time.monotonic()
-            replies = await streams(client, args.streams, args.tokens)
+            calls = [streams(client, args.streams, args.tokens)]
+            if name == "lose-card":
+                calls.append(lose_card_meanwhile(process, client, args.streams * args.tokens // 4))
+            replies, *_ = await asyncio.gather(*calls)
             texts = [reply.text for reply in replies]
             check_streams(replies, wanted or texts, args.tokens)
             after = await check_ledger(client, before, args.streams, args.tokens)
             num_lost = total(after, "lqs_requests_lost_total")
-            if drill and name != "fail-load" and not num_lost:
+            if drill and name not in LOSE_NOTHING and not num_lost:
                 raise DrillFailed("nothing broke while the streams ran")
-            back_s = await back_after_s(process, client, began_s) if drill else 0.0
+            back_s = await back_after_s(process, client, began_s) if drill and name not in STAY_OUT else 0.0
             if (code := await process.end()) != 0:
                 raise DrillFailed(f"it ended with {code}")
             for sign in ("Traceback", "unexpected error"):
@@ -261,7 +283,8 @@ def rows_of(results: Sequence[Results], num_streams: int) -> list[Row]:
             gaps = [run.recovery_s for run in one.runs]
             rows.append(Row(None, f"{one.name}: longest standstill, median", statistics.median(gaps), "s", runs=gaps))
             rows.append(Row(None, f"{one.name}: longest standstill, worst", max(gaps), "s"))
-            backs = [run.back_s for run in one.runs]
+        backs = [run.back_s for run in one.runs if run.back_s]
+        if backs:
             rows.append(Row(None, f"{one.name}: both device slots work after, median", statistics.median(backs), "s"))
     return rows
 
@@ -275,7 +298,9 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, help="of each device slot")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    rows = rows_of(asyncio.run(measure(args)), args.streams)
+    with tempfile.TemporaryDirectory() as folder:
+        args.nvml = compile_library(Path(folder) / "nvml")
+        rows = rows_of(asyncio.run(measure(args)), args.streams)
     for row in rows:
         verdict = {True: "pass", False: "FAIL", None: ""}[row.passed]
         print(f"{row.what:<75} {row.value:>9.2f} {row.unit:<5} {verdict}")

@@ -192,7 +192,9 @@ class Keeper:
         if slot.card or not slot.device.startswith("cpu:") or care.num_attempts >= config.reload_attempts:
             care.stage = Stage.QUARANTINE
             # CUDA's errors stay for as long as the process does.
-            self._log.error("device slot stays out until lqs is restarted", device=slot.device, attempts=care.num_attempts)
+            self._log.error(
+                "device slot stays out until lqs is restarted", device=slot.device, attempts=care.num_attempts
+            )
             return
         wait_s = min(config.reload_backoff_s * 2**care.num_attempts, config.reload_backoff_max_s)
         care.stage, care.due_ns = Stage.BACKOFF, now_ns + int(wait_s * NS_PER_S)

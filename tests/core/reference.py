@@ -574,7 +574,9 @@ class Scheduler:
         """Whether it can start there beside what is held for another."""
         slot = self.slots[i]
         held = [one.waiter for one in self.passed if one.slot == i and one.waiter is not waiter]
-        return slot.serves(waiter) and not slot.is_drained and not slot.is_kept and slot.has_room([waiter, *held], is_aged)
+        return (
+            slot.serves(waiter) and not slot.is_drained and not slot.is_kept and slot.has_room([waiter, *held], is_aged)
+        )
 
     # --- where ------------------------------------------------------------------------------
 
