@@ -126,6 +126,8 @@ class Keeper:
         self._stall_s = config.engine.stall_s
         self._lost_cards = lost_cards
         self._care: dict[str, _Care] = {}
+        # All that ever opened one: no more than attempts are allowed.
+        self._threads: list[threading.Thread] = []
 
     def stage_of(self, device: str) -> Stage:
         """Where a device slot stands."""
@@ -152,7 +154,7 @@ class Keeper:
 
     def close(self) -> bool:
         """Whether no thread is left behind that opens one."""
-        return all(care.opening is None or not care.opening.thread.is_alive() for care in self._care.values())
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _tell(self, slot: Slot, care: _Care, now_ns: int) -> None:
         """Say once that it stopped working, and once that it works again."""
@@ -214,6 +216,7 @@ class Keeper:
             care.stage = Stage.QUARANTINE
             return
         care.stage, care.opening = Stage.OPENING, _Opening(self._models, slot, care.number)
+        self._threads = [*(thread for thread in self._threads if thread.is_alive()), care.opening.thread]
 
     def _take_over(self, slot: Slot, care: _Care, now_ns: int) -> None:
         """See how far the thread is that opens it."""
