@@ -126,7 +126,7 @@ class Keeper:
         self._stall_s = config.engine.stall_s
         self._lost_cards = lost_cards
         self._care: dict[str, _Care] = {}
-        # All that ever opened one: no more than attempts are allowed.
+        # Those that open one, or are parked in it; no more than there are attempts.
         self._threads: list[threading.Thread] = []
 
     def stage_of(self, device: str) -> Stage:

@@ -101,7 +101,7 @@ class Slot:
     def close(self, limit_s: float) -> bool:
         """Stop and free it; False if its thread is parked or does not end, nothing is freed then."""
         self.worker.stop()
-        if self.thread is not None:
+        if self.thread is not None and not self.worker.is_parked:
             self.thread.join(limit_s)
         if self.worker.is_parked or (self.thread is not None and self.thread.is_alive()):
             return False
