@@ -25,15 +25,18 @@ from lqs.config import Config
 from lqs.engine import library
 from lqs.engine.drill import Break
 from lqs.engine.fallback import find_models
+from lqs.engine.keeper import Keeper
+from lqs.engine.plan import probe_machine
 from lqs.engine.slots import Models
 from lqs.engine.store import Store, store_folder
 from lqs.errors import DeviceError, StartError
-from lqs.guard import Guard, Health, make_actions
+from lqs.guard import Guard, make_actions
 from lqs.listen import HttpServer, bind, make_http, url_of
 from lqs.observe.alerts import Alerts, Switch
 from lqs.observe.door import door_log
 from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
+from lqs.placement.losses import watch_gpus
 from lqs.process import in_thread, leave, raise_file_limit, run_with_signals
 from lqs.reload import taken_over
 from lqs.scheduling.core import make_door, make_scheduler
@@ -73,7 +76,8 @@ class Server:
         self._models = models
         self._prompts = prompts
         self._guard = guard
-        self._health = Health(config.engine.stall_s, self._log)
+        lost_cards = watch_gpus(models.cards, lambda: probe_machine().memory_free_bytes)
+        self._keeper = Keeper(config, models, services.desk.scheduler, services.log, lost_cards=lost_cards)
         self._reload_config = reload_config
         self._stop_wanted = asyncio.Event()
         self._http: HttpServer | None = None
@@ -204,7 +208,7 @@ class Server:
         limit_s = self._config.server.close_s
         self._prompts.close()
         # Threads are joined, which blocks the loop; nobody needs it any more.
-        if "lqs-load" not in self.hung and not self._models.close(limit_s):
+        if "lqs-load" not in self.hung and not (self._keeper.close() and self._models.close(limit_s)):
             self.hung.append("workers")
         if not self._desk.close(limit_s):
             self.hung.append("lqs-scheduler")
@@ -217,7 +221,7 @@ class Server:
         """Look after the device slots and the load; collect garbage."""
         while True:
             now_ns = time.monotonic_ns()
-            self._health.look(self._models.slots, now_ns)
+            self._keeper.look(now_ns)
             self._guard.look(now_ns)
             self._collector.tend(self._desk.num_inside, now_ns)
             await asyncio.sleep(_WATCH_INTERVAL_S)

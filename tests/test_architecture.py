@@ -33,7 +33,7 @@ FLOORS = (
     {"observe"},
     {"settings"},
     {"request", "config", "wording", "plain"},
-    {"overflow", "config_engine", "config_limits", "config_placement", "config_tiers", "protection"},
+    {"overflow", "config_engine", "config_health", "config_limits", "config_placement", "config_tiers", "protection"},
     {"errors", "describe"},
     {"_engine"},
     {"_core"},

@@ -142,8 +142,18 @@ cdef void set_drained(SchedulerState* s, DeviceSlot* slot, bint is_drained) noex
         queue.backlog.num_tokens += slot.kv_tokens
 
 
+# Take over those that were added since; they take requests as soon as nothing is wanted of them.
+cdef inline void adopt(SchedulerState* s) noexcept nogil:
+    # Acquire: pairs with the release in add_device_slot.
+    cdef uint32_t num = load_acquire32(&s.num_added)
+    while s.num_slots < num:
+        s.num_slots += 1
+        share_lanes(s, s.slots[s.num_slots - 1].model)
+
+
 cdef void heed(SchedulerState* s) noexcept nogil:
     cdef DeviceSlot* slot
+    cdef uint32_t wants_drain
     cdef uint32_t i
     for i in range(s.num_slots):
         slot = s.slots[i]
@@ -151,8 +161,10 @@ cdef void heed(SchedulerState* s) noexcept nogil:
             continue
         # Relaxed: see above.
         slot.weight = load_relaxed32(&slot.wants_weight)
-        if (load_relaxed32(&slot.wants_drain) != 0) != slot.drained:
-            set_drained(s, slot, not slot.drained)
+        slot.limit = load_relaxed32(&slot.wants_limit)
+        wants_drain = load_relaxed32(&slot.wants_drain) or load_relaxed32(&slot.wants_rest)
+        if wants_drain != slot.drained:
+            set_drained(s, slot, wants_drain)
         if load_relaxed32(&slot.wants_headroom):
             bound_headroom(&books_of(s).ledger.slots[i], exchange32(&slot.wants_headroom, 0))
 
@@ -347,5 +359,6 @@ cdef void note_pace(Standing* own, const Attempt* attempt) noexcept nogil:
 cdef inline void standing_end(Placement* p, const Attempt* attempt, const Entry* entry,
                               bint is_lost) noexcept nogil:
     p.slots[attempt.slot].num_work -= entry.share_tokens
-    if not is_lost:
+    # What went on after a loss had a pause between two of its tokens.
+    if not is_lost and attempt.earlier == NULL:
         note_pace(&p.slots[attempt.slot], attempt)

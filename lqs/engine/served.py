@@ -32,6 +32,7 @@ class Served:
         self.is_prefix_shared = config.engine.prefix_shared
         self.created = int(time.time())
         self.n_ctx = 0
+        self.plan: Plan | None = None
         self.template: ChatTemplate | None = None
         self.template_error: str | None = None
         self.slots: list[Slot] = []
@@ -52,6 +53,12 @@ class Served:
         if self.is_loading:
             raise EngineFailed("The model is loading.")
         return self._model
+
+    @property
+    def loaded_plan(self) -> Plan:
+        """Its plan, once its weights are there."""
+        assert self.plan is not None
+        return self.plan
 
     @property
     def state(self) -> str:

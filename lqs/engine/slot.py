@@ -8,6 +8,9 @@ from typing import Any, Protocol
 
 from lqs.request import NS_PER_S
 
+NS_PER_MS = 1_000_000
+_STALL_STEPS = 10
+
 
 class Worker(Protocol):
     """The native worker, as far as its life goes."""
@@ -29,18 +32,40 @@ class Worker(Protocol):
     def run(self) -> None: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
-    def break_at(self, kind: str, *, step: int) -> None: ...
+    def break_at(self, kind: str, *, step: int, rc: int, times: int, for_s: float) -> None: ...
     def snapshot(self) -> dict[str, Any]: ...
 
 
-@dataclass(slots=True)
+class NoWorker:
+    """Stands where a device slot could not be opened. `figures` are what a worker counts: nothing here."""
+
+    state, is_parked, step_began_ns, budget = "failed", False, 0, 0
+
+    def __init__(self, why: str) -> None:
+        self.death = why
+        self.calibration: dict[int, float] = {}
+        self.swapping: dict[str, float] = {}
+        self.figures: dict[str, int] = {}
+
+    def run(self) -> None: ...
+    def stop(self) -> None: ...
+    def close(self) -> None: ...
+    def break_at(self, kind: str, *, step: int, rc: int, times: int, for_s: float) -> None: ...
+    def snapshot(self) -> dict[str, Any]:
+        return self.figures
+
+
+@dataclass(slots=True, eq=False)
 class Slot:
     """One device slot and its thread. Owner: the event loop."""
 
     device: str
     worker: Worker
     kv_tokens: int
-    number: int  # The core's.
+    number: int  # The core's; another one when it is opened anew.
+    place: int = 0  # Among those of its model.
+    card: str = ""  # The UUID of the GPU that it is on.
+    lost: str = ""  # Why its GPU cannot be used any more.
     thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -48,11 +73,25 @@ class Slot:
         self.thread = threading.Thread(target=self.worker.run, name=f"lqs-{self.device}", daemon=True)
         self.thread.start()
 
+    def stall_ns(self, least_s: float) -> int:
+        """A step that takes so long never ends: ten times the slowest that was measured, at least `least_s`."""
+        return int(max(least_s * NS_PER_S, _STALL_STEPS * self.slowest_ns))
+
+    @property
+    def slowest_ns(self) -> float:
+        """The longest step that was measured when it was opened; 0: none was."""
+        return max(self.worker.calibration.values(), default=0.0) * NS_PER_MS
+
     def is_healthy(self, now_ns: int, stall_s: float) -> bool:
         """Whether it works: alive, and not inside one step for too long."""
         began_ns = self.worker.step_began_ns
-        is_stalled = began_ns > 0 and now_ns - began_ns > stall_s * NS_PER_S
+        is_stalled = began_ns > 0 and now_ns - began_ns > self.stall_ns(stall_s)
         return self.worker.state == "ready" and not is_stalled
+
+    @property
+    def death(self) -> str:
+        """What killed it; empty while it lives."""
+        return self.lost or self.worker.death
 
     @property
     def state(self) -> str:
@@ -62,7 +101,7 @@ class Slot:
     def close(self, limit_s: float) -> bool:
         """Stop and free it; False if its thread is parked or does not end, nothing is freed then."""
         self.worker.stop()
-        if self.thread is not None:
+        if self.thread is not None and not self.worker.is_parked:
             self.thread.join(limit_s)
         if self.worker.is_parked or (self.thread is not None and self.thread.is_alive()):
             return False

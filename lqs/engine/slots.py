@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lqs.config import Config
-from lqs.engine.drill import Break
+from lqs.engine.drill import FAIL_LOAD, ON_CARD, Break, check_slots
 from lqs.engine.fallback import config_of_fallback
 from lqs.engine.plan import Plan, make_plan
 from lqs.engine.served import Served
-from lqs.engine.slot import Slot, Worker
-from lqs.errors import ConfigError
+from lqs.engine.slot import NoWorker, Slot, Worker
+from lqs.errors import ConfigError, DeviceError
 
 if TYPE_CHECKING:
     from lqs._core import Scheduler
@@ -53,6 +53,10 @@ class Models:
         self._scheduler = scheduler
         self._make_worker = make_worker
         self._drill = drill
+        self._loads_to_fail = {each.slot: each.times for each in drill if each.kind == FAIL_LOAD}
+        self._cards = {each.slot: each.card for each in drill if each.kind == ON_CARD}
+        # Dead ones that others stand for by now.
+        self._left: list[Slot] = []
         served = [Served(config, path, 0, make_model(path))]
         if fallback_path is not None:
             served.append(Served(config_of_fallback(config), fallback_path, 1, make_model(fallback_path)))
@@ -64,6 +68,11 @@ class Models:
     def path(self) -> Path:
         """The file that is served."""
         return self._path
+
+    @property
+    def cards(self) -> frozenset[str]:
+        """The UUIDs of the GPUs that device slots are on."""
+        return frozenset(self._cards.values())
 
     @property
     def load_progress(self) -> float:
@@ -101,13 +110,20 @@ class Models:
     def load(self) -> Plan:
         """Load the weights and open every device slot; takes long. The model's own plan. Raises StartError."""
         plan, *_ = [self._load(served) for served in self._served.values()]
+        check_slots(self._drill, len(list(self.slots)))
         return plan
 
     def _load(self, served: Served) -> Plan:
         served._model.load()
-        plan = make_plan(served.whole_config, served.path)
-        for device in plan.devices:
-            served.slots.append(self._open(served, device, plan))
+        served.plan = plan = make_plan(served.whole_config, served.path)
+        for place, device in enumerate(plan.devices):
+            served.slots.append(self._open(served, place, device))
+        failed = [slot.worker for slot in served.slots if isinstance(slot.worker, NoWorker)]
+        if len(failed) == len(served.slots):
+            raise DeviceError(failed[0].death)
+        counted = next(slot.worker.snapshot() for slot in served.slots if slot.worker not in failed)
+        for worker in failed:
+            worker.figures = dict.fromkeys(counted, 0)
         served.prepare(plan)
         return plan
 
@@ -115,8 +131,40 @@ class Models:
         """Start the workers; from now on requests are let in."""
         for served in self._served.values():
             for slot in served.slots:
-                slot.start()
+                self.start_slot(slot)
             served.is_loading = False
+
+    def start_slot(self, slot: Slot) -> None:
+        """Start a worker that was opened, and let requests come to it."""
+        if slot.worker.state == "failed":
+            return
+        slot.start()
+        self._scheduler.set_stall(slot.number, slot.stall_ns(self._config.engine.stall_s))
+        self._scheduler.rest_slot(slot.number, False)
+
+    def served_of(self, slot: Slot) -> Served:
+        """The model that a device slot is for."""
+        return next(served for served in self._served.values() if slot in served.slots)
+
+    def add_again(self, slot: Slot) -> int:
+        """A place in the core for a device slot that is opened anew; nobody starts there yet.
+
+        Raises ValueError when there are as many as there may be.
+        """
+        served = self.served_of(slot)
+        return self._add(served, slot.place)
+
+    def open_again(self, slot: Slot, number: int) -> Slot:
+        """Open it anew, beside what is left of it: a thread of its own calls this. Raises DeviceError."""
+        served = self.served_of(slot)
+        return Slot(slot.device, self._make(served, number), slot.kv_tokens, number, slot.place, slot.card)
+
+    def replace(self, slot: Slot, new: Slot) -> None:
+        """Let the new one stand for the old one, which is never freed, and start it."""
+        served = self.served_of(slot)
+        served.slots[served.slots.index(slot)] = new
+        self._left.append(slot)
+        self.start_slot(new)
 
     def template_problems(self) -> Iterator[tuple[str, str]]:
         """The models that cannot chat, and why."""
@@ -152,24 +200,48 @@ class Models:
 
     def close(self, limit_s: float) -> bool:
         """Stop every worker, then free contexts and weights; False if a thread did not end."""
-        ended = [slot.close(limit_s) for slot in reversed(list(self.slots))]
+        ended = [slot.close(limit_s) for slot in [*reversed(list(self.slots)), *self._left]]
         if all(ended):
             for served in self._served.values():
                 served._model.close()
         return all(ended)
 
-    def _open(self, served: Served, device: str, plan: Plan) -> Slot:
-        engine, placement = self._config.engine, self._config.placement
-        number = self._scheduler.add_device_slot(
+    def _open(self, served: Served, place: int, device: str) -> Slot:
+        """Open one; where it cannot be opened, it stands there and says why."""
+        number = self._add(served, place)
+        worker: Worker
+        try:
+            worker = self._make(served, number)
+        except DeviceError as error:
+            worker = NoWorker(str(error))
+        else:
+            for each in self._drill:
+                if each.slot == number and each.kind not in (FAIL_LOAD, ON_CARD):
+                    worker.break_at(each.kind, step=each.step, rc=each.rc, times=each.times, for_s=each.for_s)
+        # A device has a slot for each model.
+        name = device if served.index == 0 else f"{device}@{served.name}"
+        kv_tokens, card = served.loaded_plan.kv_tokens, self._cards.get(number, "")
+        return Slot(name, worker, kv_tokens, number, place, card)
+
+    def _add(self, served: Served, place: int) -> int:
+        """Make it known to the core, where it rests until its worker runs."""
+        engine, placement, plan = self._config.engine, self._config.placement, served.loaded_plan
+        return self._scheduler.add_device_slot(
             model=served.index,
             kv_tokens=plan.kv_tokens,
             num_sequences=engine.parallel,
             num_extra=plan.num_extra,
             kv_block=self._kv_block(served),
-            weight=placement.weight_of(len(served.slots)),
-            lanes=placement.lanes_of(len(served.slots)),
+            weight=placement.weight_of(place),
+            lanes=placement.lanes_of(place),
             token_bytes=plan.kv_bytes_per_token,
+            is_resting=True,
         )
+
+    def _make(self, served: Served, number: int) -> Worker:
+        """Open its worker. Raises DeviceError."""
+        engine, plan = self._config.engine, served.loaded_plan
+        self._fail_load(number)
         worker = self._make_worker(
             self._scheduler,
             number,
@@ -189,12 +261,13 @@ class Models:
             swap_bytes=engine.swap_mb * _MB,
         )
         _check_kv(served, plan, worker)
-        for each in self._drill:
-            if each.slot == number:
-                worker.break_at(each.kind, step=each.step)
-        # A device has a slot for each model.
-        name = device if served.index == 0 else f"{device}@{served.name}"
-        return Slot(name, worker, plan.kv_tokens, number)
+        return worker
+
+    def _fail_load(self, number: int) -> None:
+        """What a drill ordered for this load. Raises DeviceError."""
+        if self._loads_to_fail.get(number, 0) > 0:
+            self._loads_to_fail[number] -= 1
+            raise DeviceError("the device slot cannot be opened: a drill says so")
 
     def _kv_block(self, served: Served) -> int:
         """Tokens by which promises of KV grow, 0 where they cannot."""
