@@ -390,7 +390,9 @@ cdef struct DeviceSlot:
     uint32_t wants_weight   # atomic; in units
     uint32_t wants_headroom  # atomic, exchanged: KV tokens + 1; NOWHERE: no bound; 0: no news
     uint32_t use_percent    # atomic: how busy the device is, whoever keeps it so
-    char pad_wants[48]
+    uint32_t wants_block    # atomic; counts once wants_capacity says so
+    uint32_t wants_capacity  # atomic, exchanged: KV tokens that it shall have; 0: no news
+    char pad_wants[40]
     uint32_t dead           # atomic; set by any thread, never cleared
     uint32_t index
     uint32_t model

@@ -227,6 +227,10 @@ class DeviceError(StartError):
     """A device slot cannot be opened; the message names it and the reason."""
 
 
+class NoRoom(DeviceError):
+    """A device slot cannot be opened for want of memory; a smaller context may fit."""
+
+
 def is_overload(reason: str) -> bool:
     """Whether a refusal for this reason says that there is more than the server can do; a key's limit does not."""
     return _STATUS_OF_REASON.get(reason) == 429 and reason != "rate_limit_exceeded"

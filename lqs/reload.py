@@ -12,14 +12,14 @@ from lqs.errors import ConfigError
 from lqs.settings import check_together
 
 # Built once: sockets, models, device slots, the pool, the log.
-_FIXED = ("server", "model", "engine", "prompts", "refusals", "alerts", "log")
+_FIXED = ("server", "model", "models", "engine", "prompts", "refusals", "alerts", "log")
 # The shape of the table, and what the scheduler's thread was started with.
 _SHAPE = ("levels", "table_capacity")
 _FIXED_QUEUE = (
     *("aging_step_s", "aged_every", "bypass_max", "bypass_s", "fine_level", "short_tokens_max", "long_tokens_min"),
     *("lane_weights", "lane_share_mins", "lane_sequences", "lane_ctx"),
 )
-_FIXED_PLACEMENT = ("policy", "lanes", "prefix_margin", "prefix_tokens_min")
+_FIXED_PLACEMENT = ("policy", "lanes", "prefix_margin", "prefix_tokens_min", "nvml_s")
 _FIXED_KEYS = ("file", "num_keys_max")
 
 

@@ -11,6 +11,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import uvloop
 
@@ -23,13 +24,14 @@ from lqs.api.services import Services
 from lqs.collector import Collector
 from lqs.config import Config
 from lqs.engine import library
+from lqs.engine.catalog import catalog_of
 from lqs.engine.drill import Break
-from lqs.engine.fallback import find_models
-from lqs.engine.slots import Models
 from lqs.engine.store import Store, store_folder
-from lqs.errors import DeviceError, StartError
+from lqs.errors import StartError
 from lqs.guard import Guard, Health, make_actions
 from lqs.listen import HttpServer, bind, make_http, url_of
+from lqs.load_watch import watch_load
+from lqs.machinery import Machinery, make_machinery
 from lqs.observe.alerts import Alerts, Switch
 from lqs.observe.door import door_log
 from lqs.observe.log import Log
@@ -60,17 +62,17 @@ class Server:
         config: Config,
         services: Services,
         *,
-        models: Models,
+        made: Machinery,
         prompts: Prompts,
         guard: Guard,
         reload_config: Callable[[], Config] | None = None,
     ) -> None:
         self._config = config
+        self._models, self._cards, self._fleet = made.models, made.cards, made.fleet
         self._services = services
         self._gate: Gate = services.gate
         self._desk: Desk = services.desk
         self._log: Log = services.log
-        self._models = models
         self._prompts = prompts
         self._guard = guard
         self._health = Health(config.engine.stall_s, self._log)
@@ -87,6 +89,7 @@ class Server:
         server = self._config.server
         listening = bind(server)
         app = create_app(self._services, cors_origins=server.cors_origins)
+        self._cards.start()
         self.port = listening.getsockname()[1]
         self.is_listening.set()
         self._http = make_http(app, server, self._log, close_s=_LAST_WORDS_S)
@@ -115,6 +118,7 @@ class Server:
         try:
             read = self._reload_config() if self._reload_config else self._config
             config, waiting = taken_over(self._config, read)
+            self._models.check_limits(config)
             self._services.keys.reload(config)
         except StartError as error:
             self._log.error("reload failed, nothing changed", reason=str(error))
@@ -144,43 +148,36 @@ class Server:
         return 0
 
     async def _load(self) -> bool:
-        """Load and start everything; False if the server was stopped meanwhile."""
-        loading = asyncio.ensure_future(in_thread(self._load_models, "lqs-load"))
-        stopping = asyncio.ensure_future(self._stop_wanted.wait())
-        limit_s = self._config.engine.stall_s * _LOAD_STALLS
-        progress, moved_s = self._models.load_progress, time.monotonic()
+        """Start everything and load; False if the server was stopped meanwhile. Each device slot is ready by itself."""
+        loop = asyncio.get_running_loop()
+        self._desk.start(loop)
+        load = partial(self._models.load_residents, loop.call_soon_threadsafe)
+        loading = asyncio.ensure_future(in_thread(load, "lqs-load"))
+        scheduler = self._desk.scheduler
         try:
-            while not loading.done() and not stopping.done():
-                await asyncio.wait((loading, stopping), timeout=_WATCH_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
-                if any(slot["is_dead"] for slot in self._desk.scheduler.snapshot()["slots"]):
-                    # libllama gave up in the thread that loads, and it is parked there for good.
-                    raise DeviceError("a device slot died while it was opened; the line above says of what.")
-                if self._models.load_progress != progress:
-                    progress, moved_s = self._models.load_progress, time.monotonic()
-                elif not loading.done() and time.monotonic() - moved_s > limit_s:
-                    raise DeviceError(f"{self._models.path}: no progress in loading it for {limit_s:g} s.")
+            is_loaded = await watch_load(
+                loading,
+                self._stop_wanted,
+                progress=lambda: self._models.load_progress,
+                has_died=lambda: any(slot["is_dead"] for slot in scheduler.slots()),
+                name=str(self._models.path),
+                limit_s=self._config.engine.stall_s * _LOAD_STALLS,
+            )
         finally:
-            stopping.cancel()
             if not loading.done():
                 # Nothing can break off a native load; what it works on is left to its thread.
                 self.hung.append("lqs-load")
                 self._gate.drain(time.monotonic_ns())
-        if not loading.done():
+        if not is_loaded:
             loading.cancel()
             return False
         loading.result()
+        await in_thread(partial(self._collector.start, time.monotonic_ns()), "lqs-load")
         for name, problem in self._models.template_problems():
             self._log.warning("no chat: the model's chat template " + problem, model=name)
         for name, problem in self._models.kv_problems():
             self._log.warning("KV: " + problem, model=name)
-        self._desk.start(asyncio.get_running_loop())
-        self._models.start()
         return True
-
-    def _load_models(self) -> None:
-        """What a thread of its own does meanwhile."""
-        self._models.load()
-        self._collector.start(time.monotonic_ns())
 
     async def _drain(self) -> None:
         """Let nobody in, serve what is in until the limit, cancel the rest."""
@@ -203,12 +200,16 @@ class Server:
             self._log.error("the HTTP server failed", error=type(failure).__name__)
         limit_s = self._config.server.close_s
         self._prompts.close()
+        await self._fleet.close()
+        self.hung += self._fleet.hung
         # Threads are joined, which blocks the loop; nobody needs it any more.
         if "lqs-load" not in self.hung and not self._models.close(limit_s):
             self.hung.append("workers")
         if not self._desk.close(limit_s):
             self.hung.append("lqs-scheduler")
         self._collector.stop()
+        if not self._cards.stop(limit_s):
+            self.hung.append("lqs-nvml")
         if self.hung:
             self._log.warning("left behind", threads=",".join(self.hung))
         self._log.info("stopped")
@@ -219,6 +220,7 @@ class Server:
             now_ns = time.monotonic_ns()
             self._health.look(self._models.slots, now_ns)
             self._guard.look(now_ns)
+            self._fleet.tend()
             self._collector.tend(self._desk.num_inside, now_ns)
             await asyncio.sleep(_WATCH_INTERVAL_S)
 
@@ -234,19 +236,11 @@ def build(
     """Make and wire all parts; nothing runs yet. `drill` is what breaks on purpose. Raises StartError."""
     keys = KeyRing(config)
     check_exposure(config, keys.num_keys)
-    path, fallback_path = find_models(config, Store(store_folder(environ)))
+    entries = catalog_of(config, Store(store_folder(environ)))
     log = Log(config.log)
-    library.start(verbose=config.log.level == "debug")
     scheduler = make_scheduler(config, keys.weights())
-    models = Models(
-        config,
-        path,
-        scheduler,
-        make_model=library.Model,
-        make_worker=library.make_worker,
-        fallback_path=fallback_path,
-        drill=drill,
-    )
+    made = make_machinery(config, entries, scheduler, log, drill)
+    models = made.models
     body = library.SchedulerBody(scheduler)
     outlook = make_outlook(config, scheduler, observe_promise=lambda ratio: metrics.promised(ratio))  # noqa: PLW0108
     tighten = Switch()
@@ -268,19 +262,28 @@ def build(
         rounds=body.snapshot,
         door=lambda: desk.entrance.figures(),  # noqa: PLW0108
         limits=limits.figures,
+        gpus=made.cards.families,
     )
     on_door = door_log(log, config.queue.levels)
     past = make_prefixes(config, scheduler.slots)
     desk = Desk(scheduler, metrics, door=make_door(config), outlook=outlook, body=body, prefixes=past, on_door=on_door)
     prompts = Prompts(config.prompts)
-    gate = Gate(config, desk=desk, models=models, prompts=prompts, limits=limits)
+    gate = Gate(config, desk=desk, models=models, prompts=prompts, limits=limits, fleet=made.fleet)
     actions = make_actions(lambda: gate.config, tighten=tighten, degrade=gate.degrader.force, desk=desk)
     alerts = Alerts(config.alerts, log, actions)
     services = Services(
-        config=config, gate=gate, desk=desk, keys=keys, models=models, metrics=metrics, alerts=alerts, log=log
+        config=config,
+        gate=gate,
+        desk=desk,
+        keys=keys,
+        models=models,
+        metrics=metrics,
+        alerts=alerts,
+        log=log,
+        fleet=made.fleet,
     )
     guard = Guard(lambda: gate.config, alerts, desk, metrics)
-    server = Server(config, services, models=models, prompts=prompts, guard=guard, reload_config=reload_config)
+    server = Server(config, services, made=made, prompts=prompts, guard=guard, reload_config=reload_config)
     return server
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from lqs.admission.classes import Classes, expected_tokens
 from lqs.admission.deadlines import set_latest_start, set_limits
 from lqs.admission.degrade import Degrader
+from lqs.admission.holds import Holds
 from lqs.admission.limits import Limiters
 from lqs.admission.prompts import Prompts
 from lqs.config import Config
@@ -31,12 +32,13 @@ from lqs.errors import (
     PromptTooLong,
     RequestRefused,
 )
-from lqs.request import NS_PER_S, PromptSource, Request, RequestState, Sink
+from lqs.request import NS_PER_S, Outcome, PromptSource, Request, RequestState, Sink
 from lqs.scheduling.desk import Desk
 from lqs.scheduling.entrance import NoPlace
 
 if TYPE_CHECKING:
     from lqs._core import Work
+    from lqs.admission.fleet import Fleet
     from lqs.engine.served import Served
     from lqs.engine.slots import Models
 
@@ -57,7 +59,8 @@ _SPREAD = 1.25
 class Gate:
     """Lets requests in or refuses them.
 
-    `service_s` says how long a request is expected to run, in seconds; absent: as the latest did.
+    `fleet` brings models that are not there; absent: all are. `service_s` says how long a request is expected
+    to run, in seconds; absent: as the latest did.
 
     Owner: the event loop.
     """
@@ -70,6 +73,7 @@ class Gate:
         models: Models,
         prompts: Prompts,
         limits: Limiters | None = None,
+        fleet: Fleet | None = None,
         rng: random.Random | None = None,
         service_s: Callable[[Request], float] | None = None,
     ) -> None:
@@ -77,10 +81,11 @@ class Gate:
         self._desk = desk
         self._models = models
         self._prompts = prompts
+        self._holds = Holds(fleet)
         self._classes = Classes(config.queue)
         self.degrader = Degrader(config, desk=desk, models=models)
         self._limits = limits or Limiters(config)
-        desk.when_over(self._limits.over)
+        desk.when_over(self._over)
         self._rng = rng or random.Random()
         self._service_s = service_s or desk.service_s
         self._drained_at_ns: int | None = None
@@ -107,23 +112,30 @@ class Gate:
     async def _admit(self, request: Request, source: PromptSource, sink: Sink) -> None:
         try:
             served = await self.enter(request, time.monotonic_ns())
-            work, served = await self._work(request, source, served)
-            num_expected = expected_tokens(request, self._desk.seen_completion(request, served.index))
-            self._classes.assign_lane(request, self._desk.border_tokens, num_expected)
-            self._limits.charge_work(request, patience_ns=request.expire_ns - time.monotonic_ns())
-            await self._wait_turn(request)
-            set_latest_start(request, self._config.queue, self._desk.pace(served.index), num_expected)
-            if self._shut.is_set():
-                raise self._draining(request, time.monotonic_ns())
-            self._desk.submit(request, work, sink, model=served.index)
+            await self._holds.take(request, served)
+            await self._submit(request, source, sink, served)
         except asyncio.CancelledError:
+            self._holds.give_back(request)
             self._limits.refund(request)
             self._desk.abandon(request)
             raise
         except BaseException:
+            self._holds.give_back(request)
             self._limits.refund(request)
             self._desk.leave(request)
             raise
+
+    async def _submit(self, request: Request, source: PromptSource, sink: Sink, served: Served) -> None:
+        """Make the prompt, charge what it costs, hand it to the scheduler."""
+        work, served = await self._work(request, source, served)
+        num_expected = expected_tokens(request, self._desk.seen_completion(request, served.index))
+        self._classes.assign_lane(request, self._desk.border_tokens, num_expected)
+        self._limits.charge_work(request, patience_ns=request.expire_ns - time.monotonic_ns())
+        await self._wait_turn(request)
+        set_latest_start(request, self._config.queue, self._desk.pace(served.index), num_expected)
+        if self._shut.is_set():
+            raise self._draining(request, time.monotonic_ns())
+        self._desk.submit(request, work, sink, model=served.index)
 
     async def enter(self, request: Request, now_ns: int) -> Served:
         """Take a place in the request's class. Raises NotFound, RequestRefused."""
@@ -199,18 +211,27 @@ class Gate:
                 param="model",
                 code="model_not_found",
             )
-        if served.is_loading:
+        if served.is_absent:
+            # It is waited for, or that says why it does not come.
+            return served
+        if served.is_loading and not served.is_on_demand:
             wait_s = served.load_time_left_s(now_ns)
             raise self._refusal(request, "model_loading", "The model is loading.", self._spread(wait_s))
-        if not served.has_healthy_device:
+        if not served.is_loading and not served.has_healthy_device:
             message = "No device can serve the model just now."
             raise self._refusal(request, "no_device", message, self._spread(_NO_DEVICE_RETRY_S))
         return served
+
+    def _over(self, request: Request, outcome: Outcome | None) -> None:
+        """A submitted request is over."""
+        self._holds.give_back(request)
+        self._limits.over(request, outcome)
 
     async def _work(self, request: Request, source: PromptSource, served: Served) -> tuple[Work, Served]:
         """The prompt for whoever is to answer, the model that was asked for or its fallback."""
         instead = self.degrader.choose(request, source, served)
         if instead is not None:
+            await self._holds.take(request, instead[1])
             try:
                 work = await self._prepare(request, *instead)
             except (BadRequest, PromptTooLong):

@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lqs.api.admin import AlertList
+from lqs.api.admin_models import admin_model_routes
 from lqs.api.chat import Chat
 from lqs.api.completions import Completions
 from lqs.api.generate import Generator
@@ -66,6 +67,7 @@ def routes(services: Services) -> list[BaseRoute]:
         Route("/livez", Livez(), methods=["GET"]),
         Route("/readyz", Readyz(services), methods=["GET"]),
         Route("/health", Health(services), methods=["GET"]),
+        *admin_model_routes(services),
         Route("/admin/alerts", AlertList(services), methods=["GET"]),
         Route("/metrics", MetricsPage(services), methods=["GET"]),
     ]

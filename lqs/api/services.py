@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lqs.admission.fleet import Fleet
     from lqs.admission.gate import Gate
     from lqs.admission.keys import KeyRing
     from lqs.config import Config
@@ -28,3 +29,4 @@ class Services:
     metrics: Metrics
     alerts: Alerts
     log: Log
+    fleet: Fleet

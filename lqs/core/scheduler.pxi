@@ -230,7 +230,7 @@ cdef class Scheduler:
     def undrain_slot(self, uint32_t slot):
         """Let requests start there again."""
         self.check_slot(slot)
-        store_relaxed32(&self.state.slots[slot].wants_drain, 0)
+        store_release32(&self.state.slots[slot].wants_drain, 0)
         wake(&self.state.waker)
 
     def set_weight(self, uint32_t slot, double weight):

@@ -10,7 +10,7 @@ from lqs.config import Config, ModelConfig
 from lqs.engine.plan import Plan
 from lqs.engine.slot import Slot
 from lqs.engine.template import ChatTemplate, TemplateInvalid, read_template
-from lqs.errors import EngineFailed
+from lqs.errors import RequestRefused
 from lqs.request import NS_PER_S
 
 if TYPE_CHECKING:
@@ -21,11 +21,15 @@ _UNKNOWN_LOAD_S = 5.0
 
 
 class Served:
-    """A model under its name in requests. Owner: the event loop, once it is loaded."""
+    """A model under its name in requests. Owner: the event loop, but for what is loaded while it loads.
 
-    def __init__(self, config: Config, path: Path, index: int, model: Model) -> None:
+    `config` is the whole one, as this model sees it.
+    """
+
+    def __init__(self, config: Config, path: Path, index: int, name: str, fallback: str = "") -> None:
         self.path = path
-        self.name = config.model.name or path.name.removesuffix(".gguf")
+        self.name = name
+        self.fallback = fallback
         self.index = index
         self.whole_config = config
         self.config: ModelConfig = config.model
@@ -36,9 +40,13 @@ class Served:
         self.template_error: str | None = None
         self.slots: list[Slot] = []
         self.kv_problem: str | None = None
+        # Not ready to be used: it is loaded, or waits to be.
         self.is_loading = True
+        self.is_absent = config.model.on_demand
+        self.is_on_demand = config.model.on_demand
+        self.weights: list[Model] = []  # All that are to be freed in the end.
         self._stall_s = config.engine.stall_s
-        self._model = model
+        self._model: Model | None = None
         self._load_began_ns = time.monotonic_ns()
 
     @property
@@ -48,16 +56,32 @@ class Served:
 
     @property
     def loaded(self) -> Model:
-        """The model. Raises EngineFailed while it is loading."""
-        if self.is_loading:
-            raise EngineFailed("The model is loading.")
+        """The model. Raises RequestRefused while it is not there."""
+        if self.is_loading or self._model is None:
+            raise RequestRefused("model_loading", "The model is loading.", retry_after_s=_UNKNOWN_LOAD_S)
         return self._model
 
     @property
+    def own(self) -> Model:
+        """The model, also while it loads, for who loads it."""
+        assert self._model is not None
+        return self._model
+
+    @property
+    def progress(self) -> float:
+        """How much of its weights is loaded, 0 to 1."""
+        return 0.0 if self._model is None else self._model.progress
+
+    def renew(self, model: Model) -> None:
+        """It is loaded, from the beginning, as this."""
+        self._load_began_ns = time.monotonic_ns()
+        self._model = model
+
+    @property
     def state(self) -> str:
-        """loading, ready or failed."""
+        """absent, loading, ready or failed."""
         if self.is_loading:
-            return "loading"
+            return "absent" if self.is_absent else "loading"
         return "ready" if self.has_healthy_device else "failed"
 
     @property
@@ -73,7 +97,7 @@ class Served:
 
     def load_time_left_s(self, now_ns: int) -> float:
         """Seconds until it is loaded, from how long the part that is there took."""
-        progress = self._model.progress
+        progress = self.progress
         if progress <= 0:
             return _UNKNOWN_LOAD_S
         return (now_ns - self._load_began_ns) / NS_PER_S * (1 - progress) / progress
@@ -81,6 +105,8 @@ class Served:
     def meta(self) -> dict[str, Any]:
         """What `/v1/models` tells about it."""
         meta: dict[str, Any] = {"state": self.state, "devices": self.devices}
+        if self.config.aliases:
+            meta["aliases"] = list(self.config.aliases)
         if self.model is None:
             return meta
         has_template = "ok" if self.template else "none"
@@ -103,7 +129,7 @@ class Served:
             self.template_error = str(error)
 
     def _make_template(self) -> ChatTemplate | None:
-        model = self._model
+        model = self.own
         source = model.chat_template
         if self.config.chat_template:
             source = read_template(self.config.chat_template)

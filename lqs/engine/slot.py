@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -42,11 +43,20 @@ class Slot:
     kv_tokens: int
     number: int  # The core's.
     thread: threading.Thread | None = None
+    cards: tuple[str, ...] = ()  # UUIDs of the GPUs that it runs on.
+    token_bytes: int = 0  # A KV cell.
+    cores: frozenset[int] = frozenset()  # Where its thread, and those that compute for it, run; empty: anywhere.
 
     def start(self) -> None:
         """Start the worker's thread."""
-        self.thread = threading.Thread(target=self.worker.run, name=f"lqs-{self.device}", daemon=True)
+        self.thread = threading.Thread(target=self._run, name=f"lqs-{self.device}", daemon=True)
         self.thread.start()
+
+    def _run(self) -> None:
+        # Threads that libllama starts later to compute with stay on the same cores.
+        if self.cores:
+            os.sched_setaffinity(0, self.cores)
+        self.worker.run()
 
     def is_healthy(self, now_ns: int, stall_s: float) -> bool:
         """Whether it works: alive, and not inside one step for too long."""

@@ -1,127 +1,171 @@
-"""Models on their device slots: planned, loaded, started, watched, stopped.
+"""Models on their device slots: seated in the core, loaded, started, watched, stopped.
 
 A device slot is one model on one device with a worker thread of its own. `cpu:0`, `cpu:1`, ... share
 the cores and the weights of the machine; each has a context, and so a KV budget, of its own.
+
+    seat       at the start, drained: the core has a place for the device slot, nobody can start there
+    take up    a worker has been opened on it (engine/loading.py): its thread starts, the seat is undrained
+    leave      drained, empty, the worker is closed; the seat stays for the next one
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lqs.config import Config
-from lqs.engine.drill import Break
-from lqs.engine.fallback import config_of_fallback
-from lqs.engine.plan import Plan, make_plan
+from lqs.engine.catalog import Entry, check_limits
+from lqs.engine.loading import Loader, Seat
+from lqs.engine.plan import Plan
+from lqs.engine.routing import Routing
 from lqs.engine.served import Served
-from lqs.engine.slot import Slot, Worker
-from lqs.errors import ConfigError
+from lqs.engine.slot import Slot
+from lqs.errors import DeviceError
 
 if TYPE_CHECKING:
-    from lqs._core import Scheduler
-    from lqs.engine.library import Model
+    from pathlib import Path
 
-# How far the KV of a token may be from what was planned, as a share of it.
-_KV_TOLERANCE = 0.05
-_MB = 1_000_000
+    from lqs._core import Scheduler
+
+# Runs a function in the thread that owns the device slots.
+Tell = Callable[[Callable[[], None]], object]
 
 
 class Models:
-    """All that is served: the model, and its fallback if there is one.
+    """All that is served, under names.
 
-    `path` is the model's file, `fallback_path` the other's. `make_model` and `make_worker` are the
-    library's; tests bring their own. `drill` is what breaks on purpose.
-
-    Owner: the event loop, but for `load`, which a thread of its own runs.
+    Owner: the event loop, but for `load_residents` and `load_one`, which threads of their own run; what they open
+    they hand over by `tell`.
     """
 
     def __init__(
-        self,
-        config: Config,
-        path: Path,
-        scheduler: Scheduler,
-        *,
-        make_model: Callable[[Path], Model],
-        make_worker: Callable[..., Worker],
-        fallback_path: Path | None = None,
-        drill: Sequence[Break] = (),
+        self, config: Config, entries: Sequence[Entry], plans: Sequence[Plan], scheduler: Scheduler, loader: Loader
     ) -> None:
         self._config = config
-        self._path = path
+        self._entries = entries
+        self._is_starting = True
+        self._came: Callable[[Served], None] = lambda served: None
         self._scheduler = scheduler
-        self._make_worker = make_worker
-        self._drill = drill
-        served = [Served(config, path, 0, make_model(path))]
-        if fallback_path is not None:
-            served.append(Served(config_of_fallback(config), fallback_path, 1, make_model(fallback_path)))
-        self._served = {each.name: each for each in served}
-        if len(self._served) < len(served):
-            raise ConfigError("model.fallback: has the name of the model itself; give model.name another.")
+        self._loader = loader
+        self._served = {
+            entry.name: Served(entry.config, entry.path, index, entry.name, entry.fallback)
+            for index, entry in enumerate(entries)
+        }
+        self._routing = Routing([(entry.name, entry.model.share, entry.model.aliases) for entry in entries])
+        self._plans = dict(zip(self._served, plans, strict=True))
+        self._seats = {name: self._seat(served) for name, served in self._served.items()}
 
     @property
     def path(self) -> Path:
-        """The file that is served."""
-        return self._path
+        """The file of the first model."""
+        return next(iter(self._served.values())).path
 
     @property
     def load_progress(self) -> float:
-        """Grows while `load` gets on: what is read of the weights, and device slots that are open."""
-        return sum(served._model.progress + len(served.slots) for served in self._served.values())
+        """Grows while a load gets on: what is read of the weights, and device slots that are open."""
+        return sum(served.progress + len(served.slots) for served in self._served.values())
 
     @property
     def is_loading(self) -> bool:
-        """Whether any model is not there yet."""
-        return any(served.is_loading for served in self._served.values())
+        """Whether a device slot that is to be there from the start is not there yet."""
+        return self._is_starting
 
     @property
     def has_healthy_device(self) -> bool:
-        """Whether anything can run."""
-        return any(served.has_healthy_device for served in self._served.values())
+        """Whether anything can run, or could if it were asked for."""
+        return any(served.has_healthy_device or served.is_on_demand for served in self._served.values())
 
     @property
     def slots(self) -> Iterator[Slot]:
-        """All device slots."""
-        return (slot for served in self._served.values() for slot in served.slots)
+        """All device slots that have a worker."""
+        return (slot for served in list(self._served.values()) for slot in list(served.slots))
+
+    def when_there(self, came: Callable[[Served], None]) -> None:
+        """Have `came` called for each model as the first of its device slots takes work, while the server starts."""
+        self._came = came
 
     def names(self) -> list[str]:
         """The names of all models."""
         return list(self._served)
 
+    def all(self) -> list[Served]:
+        """All models."""
+        return list(self._served.values())
+
+    def check_limits(self, config: Config) -> None:
+        """Raises ConfigError for a limit of a model that is not served."""
+        check_limits(config, self._entries)
+
+    def plan_of(self, served: Served) -> Plan:
+        """What is planned for a model."""
+        return self._plans[served.name]
+
     def find(self, name: str) -> Served | None:
-        """The model of that name."""
-        return self._served.get(name)
+        """The model of that name; nobody's turn."""
+        found = self._routing.find(name)
+        return None if found is None else self._served[found]
+
+    def route(self, name: str | None, version: str) -> Served | None:
+        """The model that is to answer a request for that name, or for none: of several versions whose turn it is."""
+        found = self._routing.route(name or self._routing.first, version, self._can_serve)
+        return None if found is None else self._served[found]
 
     def fallback_of(self, served: Served) -> Served | None:
         """The model that may answer in its place."""
-        others = (other for other in self._served.values() if other.index == served.index + 1)
-        return next(others, None)
+        return self._served.get(served.fallback)
 
-    def load(self) -> Plan:
-        """Load the weights and open every device slot; takes long. The model's own plan. Raises StartError."""
-        plan, *_ = [self._load(served) for served in self._served.values()]
-        return plan
+    def load_residents(self, tell: Tell = lambda do: do()) -> Plan:
+        """Load all that is not on demand; takes long. The first one's plan. Raises StartError."""
+        residents = [served for served in self._served.values() if not served.is_on_demand]
+        for served in residents:
+            self.load_one(served, tell)
+        tell(self._end_start)
+        return self._plans[next(iter(self._served))]
 
-    def _load(self, served: Served) -> Plan:
-        served._model.load()
-        plan = make_plan(served.whole_config, served.path)
-        for device in plan.devices:
-            served.slots.append(self._open(served, device, plan))
-        served.prepare(plan)
-        return plan
+    def load_one(self, served: Served, tell: Tell = lambda do: do()) -> None:
+        """Load a model and open its device slots, each of which takes work at once. Raises StartError."""
+        dead = {number for number, account in enumerate(self._scheduler.slots()) if account["is_dead"]}
+        seats = [seat for seat in self._seats[served.name] if seat.number not in dead]
+        if not seats:
+            raise DeviceError(f"{served.name}: all its device slots have died; they come back after a restart.")
+        self._loader.load(
+            served, seats, self._plans[served.name], lambda slot: tell(partial(self._take_up, served, slot))
+        )
 
-    def start(self) -> None:
-        """Start the workers; from now on requests are let in."""
-        for served in self._served.values():
-            for slot in served.slots:
-                slot.start()
-            served.is_loading = False
+    def replan(self, served: Served, plan: Plan) -> None:
+        """Plan a model anew before it is loaded again, for the same devices."""
+        self._plans[served.name] = plan
+        pairs = zip(self._seats[served.name], plan.slots, strict=True)
+        self._seats[served.name] = [Seat(seat.number, seat.device, slot) for seat, slot in pairs]
+
+    def close_to_newcomers(self, served: Served) -> None:
+        """Nobody starts on its device slots any more."""
+        served.is_loading = served.is_absent = True
+        for slot in served.slots:
+            self._scheduler.drain_slot(slot.number)
+
+    def is_empty(self, served: Served) -> bool:
+        """Whether nothing runs on its device slots, and nothing will."""
+        accounts = self._scheduler.slots()
+        mine = [accounts[slot.number] for slot in served.slots]
+        return all(each["is_dead"] or (each["is_drained"] and not each["num_running"]) for each in mine)
+
+    def leave(self, served: Served, limit_s: float) -> bool:
+        """Close the workers of an empty model and free its weights; False if a thread did not end. Blocks."""
+        ended = [slot.close(limit_s) for slot in reversed(served.slots)]
+        served.slots = [slot for slot, has_ended in zip(reversed(served.slots), ended, strict=True) if not has_ended]
+        if not served.slots:
+            for model in served.weights:
+                model.close()
+            served.weights = []
+        return not served.slots
 
     def template_problems(self) -> Iterator[tuple[str, str]]:
-        """The models that cannot chat, and why."""
+        """The models that are there and cannot chat, and why."""
         for served in self._served.values():
-            if served.template is None:
+            if served.template is None and not served.is_absent:
                 problem = served.template_error
                 yield served.name, "is missing" if problem is None else f"cannot be used: {problem}"
 
@@ -146,70 +190,59 @@ class Models:
 
     def set_weights(self, config: Config) -> None:
         """Give the device slots the weights of a config that was read again."""
-        for served in self._served.values():
-            for number, slot in enumerate(served.slots):
-                self._scheduler.set_weight(slot.number, config.placement.weight_of(number))
+        for seats in self._seats.values():
+            for place, seat in enumerate(seats):
+                self._scheduler.set_weight(seat.number, config.placement.weight_of(place))
 
     def close(self, limit_s: float) -> bool:
         """Stop every worker, then free contexts and weights; False if a thread did not end."""
         ended = [slot.close(limit_s) for slot in reversed(list(self.slots))]
         if all(ended):
             for served in self._served.values():
-                served._model.close()
+                for model in served.weights:
+                    model.close()
         return all(ended)
 
-    def _open(self, served: Served, device: str, plan: Plan) -> Slot:
-        engine, placement = self._config.engine, self._config.placement
-        number = self._scheduler.add_device_slot(
-            model=served.index,
-            kv_tokens=plan.kv_tokens,
-            num_sequences=engine.parallel,
-            num_extra=plan.num_extra,
-            kv_block=self._kv_block(served),
-            weight=placement.weight_of(len(served.slots)),
-            lanes=placement.lanes_of(len(served.slots)),
-            token_bytes=plan.kv_bytes_per_token,
-        )
-        worker = self._make_worker(
-            self._scheduler,
-            number,
-            served._model,
-            # As llama.cpp makes it: what it takes in a step is bounded by the size that it is told.
-            n_ctx=plan.num_cells,
-            n_seq=engine.parallel,
-            n_batch=min(engine.n_batch, plan.num_cells),
-            n_ubatch=engine.n_ubatch,
-            threads=plan.threads,
-            kv_unified=engine.kv_unified,
-            prefix_cache=engine.prefix_cache,
-            prefix_sequences=engine.prefix_sequences,
-            flash_attention=engine.flash_attention,
-            inter_token_target_ms=engine.inter_token_target_ms,
-            n_extra=plan.num_extra,
-            swap_bytes=engine.swap_mb * _MB,
-        )
-        _check_kv(served, plan, worker)
-        for each in self._drill:
-            if each.slot == number:
-                worker.break_at(each.kind, step=each.step)
-        # A device has a slot for each model.
-        name = device if served.index == 0 else f"{device}@{served.name}"
-        return Slot(name, worker, plan.kv_tokens, number)
+    def _end_start(self) -> None:
+        self._is_starting = False
 
-    def _kv_block(self, served: Served) -> int:
-        """Tokens by which promises of KV grow, 0 where they cannot."""
-        engine = self._config.engine
-        if engine.kv_mode == "guaranteed":
-            return 0
-        if engine.kv_unified and served._model.native.can_reuse_prefix:
-            return engine.kv_block_tokens
-        why = "the model's memory cannot be cut" if engine.kv_unified else "engine.kv_unified is false"
-        served.kv_problem = f"it is promised for the longest answer, because {why}"
-        return 0
+    def _can_serve(self, name: str) -> bool:
+        served = self._served[name]
+        return served.has_healthy_device or (served.is_on_demand and served.is_absent)
 
+    def _seat(self, served: Served) -> list[Seat]:
+        """A place in the core for each of its device slots, where nobody can start yet."""
+        engine, placement = served.whole_config.engine, self._config.placement
+        plan, seats = self._plans[served.name], []
+        served.n_ctx = plan.request_tokens_max
+        for place, slot in enumerate(plan.slots):
+            number = self._scheduler.add_device_slot(
+                model=served.index,
+                kv_tokens=slot.kv_tokens,
+                num_sequences=engine.parallel,
+                num_extra=plan.num_extra,
+                weight=placement.weight_of(place),
+                lanes=placement.lanes_of(place),
+                token_bytes=plan.kv_bytes_per_token,
+            )
+            self._scheduler.drain_slot(number)
+            # A device has a slot for each model.
+            device = str(slot.group) if served.index == 0 else f"{slot.group}@{served.name}"
+            seats.append(Seat(number, device, slot))
+        return seats
 
-def _check_kv(served: Served, plan: Plan, worker: Worker) -> None:
-    """Note where llama.cpp keeps more or less for a token than was planned."""
-    kept, planned = worker.swapping.get("bytes_per_token", 0), plan.kv_bytes_per_token
-    if kept > 0 and abs(kept - planned) > _KV_TOLERANCE * planned:
-        served.kv_problem = f"it takes {kept:g} bytes a token, and {planned} were planned; set engine.ctx by hand"
+    def _take_up(self, served: Served, slot: Slot) -> None:
+        """A device slot is open: its thread starts, and the core may start requests there."""
+        slot.start()
+        served.slots = [*served.slots, slot]
+        served.n_ctx = self._request_tokens_max(served)
+        served.is_loading = served.is_absent = False
+        self._scheduler.undrain_slot(slot.number)
+        if self._is_starting and len(served.slots) == 1:
+            self._came(served)
+
+    def _request_tokens_max(self, served: Served) -> int:
+        """The longest that a request may get, prompt and answer, on the largest of its device slots."""
+        engine, plan = served.whole_config.engine, self._plans[served.name]
+        most = max(slot.kv_tokens for slot in served.slots)
+        return min(most if engine.kv_unified else most // engine.parallel, plan.n_ctx_train)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from lqs.engine import plan as plan_module
-from lqs.engine.plan import Machine, check_fits, make_plan, probe_machine, resolve_devices
+from lqs.engine import cores
+from lqs.engine.plan import Machine, check_fits, make_plan, probe_machine
 from lqs.engine.synth import Recipe, parse_shape, write
 from lqs.errors import ConfigError, ModelFileError, StartError
 from lqs.settings import load
@@ -54,22 +55,24 @@ def test_split_kv_gives_each_sequence_its_part(model: Path) -> None:
 
 def test_little_memory_means_less_context_and_none_an_error(model: Path) -> None:
     config = load(None, None, {"engine.kv_margin_mb": 0})
-    room = model.stat().st_size + 1000 * 256
+    plan = make_plan(config, model, BIG)
+    (slot,) = plan.slots
+    room = plan.weights_bytes + plan.needs.compute_bytes(slot.group) + 1000 * plan.needs.token_bytes(slot.group)
     assert make_plan(config, model, Machine(1, room)).kv_tokens == 768
     with pytest.raises(ConfigError, match="does not fit"):
         make_plan(config, model, Machine(1, 1000))
 
 
-@pytest.mark.parametrize("name", ["cuda:0", "cpu:x", "cpu:", "gpu"])
-def test_a_device_slot_that_does_not_exist_is_named(name: str) -> None:
-    with pytest.raises(ConfigError, match=name):
-        resolve_devices((name,))
+@pytest.mark.parametrize("name", ["cuda:0", "cpu:x", "cpu:", "gpu", "auto+cpu:1", "cpu:0+cpu:1"])
+def test_a_device_slot_that_does_not_exist_is_named(model: Path, name: str) -> None:
+    with pytest.raises(StartError, match=re.escape(name.partition("+")[0])):
+        make_plan(load(None, None, {"engine.devices": [name]}), model, BIG)
 
 
-def test_auto_is_the_first_cpu_and_stands_once() -> None:
-    assert resolve_devices(("auto",)) == ("cpu:0",)
+def test_auto_is_the_first_cpu_and_stands_once(model: Path) -> None:
+    assert make_plan(load(), model, BIG).devices == ("cpu:0",)
     with pytest.raises(ConfigError, match="twice"):
-        resolve_devices(("auto", "cpu:0"))
+        make_plan(load(None, None, {"engine.devices": ["auto", "cpu:0"]}), model, BIG)
 
 
 def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
@@ -88,7 +91,7 @@ def test_the_machine_has_cores_and_memory() -> None:
 def test_a_container_has_no_more_memory_than_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "memory.max").write_text("5000\n")
     (tmp_path / "memory.current").write_text("2000\n")
-    monkeypatch.setattr(plan_module, "_CGROUP", tmp_path)
+    monkeypatch.setattr(cores, "_CGROUP", tmp_path)
     assert probe_machine().memory_free_bytes == 3000
     (tmp_path / "memory.max").write_text("max\n")
     assert probe_machine().memory_free_bytes > 3000
@@ -96,7 +99,9 @@ def test_a_container_has_no_more_memory_than_its_limit(tmp_path: Path, monkeypat
 
 def test_a_plan_that_does_not_fit_says_what_would(model: Path) -> None:
     config = load(None, None, {"engine.ctx": 10_000, "engine.kv_margin_mb": 0})
-    room = Machine(1, model.stat().st_size + 1000 * 256)
+    plan = make_plan(config, model, BIG)
+    fixed = plan.weights_bytes + plan.needs.compute_bytes(plan.slots[0].group)
+    room = Machine(1, fixed + 1000 * plan.needs.token_bytes(plan.slots[0].group))
     with pytest.raises(StartError, match=r"engine\.ctx 10000 is too large here; at most (768|1024)") as caught:
         check_fits(config, make_plan(config, model, room))
     assert caught.value.exit_code == 1

@@ -1,0 +1,257 @@
+"""Loads a model and opens its device slots: how much context each gets in the end, and what is said of it.
+
+weights     once for all CPU device slots, which share the mapped file; once for each group of GPUs
+memory      read anew and promised (placement/loads.py) before a device slot on a GPU takes it
+open        a context, warmed up and calibrated at full width, before anybody is let in. Not enough
+            memory: half of the context, a few times. Device slots on different GPUs open at the same
+            time; those on cores one after another, for they would measure each other
+ready       each by itself: whoever owns the device slots hears of it (`tell`)
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from lqs._core import set_capacity
+from lqs.engine.drill import Break
+from lqs.engine.plan import Plan, SlotPlan, padded, smaller
+from lqs.engine.served import Served
+from lqs.engine.slot import Slot, Worker
+from lqs.errors import DeviceError, NoRoom
+from lqs.observe.log import Log
+from lqs.placement.gpus import Gpu, Snapshot
+from lqs.placement.loads import Loads
+from lqs.placement.survey import now_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lqs._core import Scheduler
+    from lqs.engine.library import Model
+
+# How far the KV of a token may be from what was planned, as a share of it.
+_KV_TOLERANCE = 0.05
+_MB = 1_000_000
+# Contexts that are tried for one device slot, each half of the one before.
+_TRIES_MAX = 4
+_CPU = "cpu"
+
+
+class Refresh(Protocol):
+    """Reads the GPUs anew."""
+
+    def __call__(self) -> Snapshot: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """The place of a device slot in the core, and what is planned for it."""
+
+    number: int
+    device: str  # Its name, with that of the model where the model is not the first.
+    plan: SlotPlan
+
+
+class Loader:
+    """Loads one model at a time.
+
+    `make_model` and `make_worker` are the library's; tests bring their own. `drill` is what breaks on purpose.
+
+    Owner: the thread that loads. `progress` may be read by any.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        make_model: Callable[[Path], Model],
+        make_worker: Callable[..., Worker],
+        log: Log,
+        refresh: Refresh = Snapshot,
+        gpu_margin_bytes: int = 0,
+        drill: Sequence[Break] = (),
+    ) -> None:
+        self._scheduler = scheduler
+        self._make_model = make_model
+        self._make_worker = make_worker
+        self._log = log
+        self._refresh = refresh
+        self._loads = Loads(gpu_margin_bytes)
+        # The reservations of device slots that open at the same time.
+        self._is_deciding = threading.Lock()
+        self._drill = drill
+
+    def load(self, served: Served, seats: Sequence[Seat], plan: Plan, tell: Callable[[Slot], None]) -> None:
+        """Load the weights and open every device slot; `tell` hears of each that is open. Takes long.
+
+        Raises StartError if none opens, or the file cannot be used; what was opened is told before.
+        """
+        began_s = time.monotonic()
+        weights = self._load_weights(served, seats)
+        served.prepare(plan)
+        self._log.info("weights loaded", model=served.name, seconds=round(time.monotonic() - began_s, 2))
+        failures: list[DeviceError] = []
+
+        def open_one(seat: Seat) -> None:
+            try:
+                slot = self._open(served, seat, plan, weights[_weights_of(seat)])
+            except DeviceError as error:
+                self._log.error("device slot does not open", device=seat.device, reason=str(error))
+                failures.append(error)
+            else:
+                seconds = round(time.monotonic() - began_s, 2)
+                self._log.info("device slot opened", device=seat.device, kv_tokens=slot.kv_tokens, seconds=seconds)
+                tell(slot)
+
+        on_gpus = [seat for seat in seats if not seat.plan.group.is_cpu]
+        with ThreadPoolExecutor(max(len(on_gpus), 1), thread_name_prefix="lqs-open") as pool:
+            for done in [pool.submit(open_one, seat) for seat in on_gpus]:
+                done.result()
+        for seat in seats:
+            if seat.plan.group.is_cpu:
+                self._at_home(seat, open_one)
+        if len(failures) == len(seats):
+            raise failures[0]
+
+    def _load_weights(self, served: Served, seats: Sequence[Seat]) -> dict[str, Model]:
+        """The weights by where they lie. The first are the model's own, which know its vocabulary."""
+        weights: dict[str, Model] = {}
+        for seat in seats:
+            where = _weights_of(seat)
+            if where in weights:
+                continue
+            model = self._make_model(served.path)
+            if not weights:
+                served.renew(model)
+            numbers = [device.number for device in seat.plan.group.devices]
+            self._log.info("loading weights", model=served.name, onto=where)
+            if where == _CPU:
+                model.load()
+            else:
+                model.load(numbers, seat.plan.parts)
+            weights[where] = model
+        served.weights = list(weights.values())
+        return weights
+
+    def _at_home(self, seat: Seat, open_one: Callable[[Seat], None]) -> None:
+        """Open a CPU device slot on its own cores, in a thread of its own: libllama's threads stay where it was."""
+
+        def body() -> None:
+            if seat.plan.cores:
+                os.sched_setaffinity(0, seat.plan.cores)
+            open_one(seat)
+
+        thread = threading.Thread(target=body, name="lqs-open", daemon=True)
+        thread.start()
+        thread.join()
+
+    def _open(self, served: Served, seat: Seat, plan: Plan, model: Model) -> Slot:
+        """A worker with the largest context that there is memory for. Raises DeviceError."""
+        kv_block, problem = _kv_block(served)
+        served.kv_problem = problem
+        kv_tokens, reason = seat.plan.kv_tokens, ""
+        for _ in range(_TRIES_MAX):
+            try:
+                worker = self._try(served, seat, plan, model, kv_tokens, kv_block)
+            except NoRoom as error:
+                reason, less = str(error), smaller(kv_tokens)
+                # A step must still have room for a token of each sequence.
+                if less < served.whole_config.engine.parallel + plan.num_extra:
+                    break
+                self._log.warning(
+                    "device slot gets less context", device=seat.device, kv_tokens=less, tried=kv_tokens, reason=reason
+                )
+                kv_tokens = less
+                continue
+            set_capacity(self._scheduler, seat.number, kv_tokens, kv_block)
+            served.kv_problem = served.kv_problem or _other_kv(plan, worker)
+            for each in self._drill:
+                if each.slot == seat.number:
+                    worker.break_at(each.kind, step=each.step)
+            return Slot(
+                seat.device,
+                worker,
+                kv_tokens,
+                seat.number,
+                cards=tuple(gpu.uuid for gpu in seat.plan.group.gpus),
+                token_bytes=plan.kv_bytes_per_token,
+                cores=seat.plan.cores,
+            )
+        raise DeviceError(f"{seat.device}: no context fits, not even {kv_tokens} tokens: {reason}.")
+
+    def _try(self, served: Served, seat: Seat, plan: Plan, model: Model, kv_tokens: int, kv_block: int) -> Worker:
+        """One try with so much context, its memory promised meanwhile. Raises NoRoom, DeviceError."""
+        engine, is_cpu = served.whole_config.engine, seat.plan.group.is_cpu
+        promised = self._promise(seat, plan, kv_tokens)
+        try:
+            return self._make_worker(
+                self._scheduler,
+                seat.number,
+                model,
+                # As llama.cpp makes it: what it takes in a step is bounded by the size that it is told.
+                n_ctx=padded(kv_tokens),
+                n_seq=engine.parallel,
+                n_batch=min(engine.n_batch, padded(kv_tokens)),
+                n_ubatch=engine.n_ubatch if is_cpu else engine.gpu_ubatch,
+                threads=seat.plan.threads,
+                kv_unified=engine.kv_unified,
+                prefix_cache=engine.prefix_cache,
+                prefix_sequences=engine.prefix_sequences,
+                flash_attention=engine.flash_attention,
+                inter_token_target_ms=engine.inter_token_target_ms,
+                n_extra=plan.num_extra,
+                swap_bytes=engine.swap_mb * _MB,
+                kv_block=kv_block,
+                is_cpu=is_cpu,
+            )
+        finally:
+            with self._is_deciding:
+                for gpu, num_bytes in promised:
+                    self._loads.release(gpu, num_bytes)
+
+    def _promise(self, seat: Seat, plan: Plan, kv_tokens: int) -> list[tuple[Gpu, int]]:
+        """Memory of each GPU of the device slot, by a reading that begins now. Raises NoRoom, DeviceError."""
+        group = seat.plan.group
+        if not group.gpus:
+            return []
+        each = plan.needs.compute_bytes(group) + kv_tokens * plan.needs.token_bytes(group) // len(group.gpus)
+        with self._is_deciding:
+            promised: list[tuple[Gpu, int]] = []
+            for gpu in now_of(group, self._refresh()):
+                if self._loads.try_reserve(gpu, each):
+                    promised.append((gpu, each))
+                    continue
+                for other, num_bytes in promised:
+                    self._loads.release(other, num_bytes)
+                free = self._loads.headroom_bytes(gpu) or 0
+                raise NoRoom(f"{gpu.uuid} has {free // _MB} MB to give beside its margin, {each // _MB} MB are needed")
+        return promised
+
+
+def _weights_of(seat: Seat) -> str:
+    return _CPU if seat.plan.group.is_cpu else str(seat.plan.group)
+
+
+def _kv_block(served: Served) -> tuple[int, str | None]:
+    """Tokens by which promises of KV grow, 0 where they cannot, and why."""
+    engine = served.whole_config.engine
+    if engine.kv_mode == "guaranteed":
+        return 0, None
+    if engine.kv_unified and served.own.native.can_reuse_prefix:
+        return engine.kv_block_tokens, None
+    why = "the model's memory cannot be cut" if engine.kv_unified else "engine.kv_unified is false"
+    return 0, f"it is promised for the longest answer, because {why}"
+
+
+def _other_kv(plan: Plan, worker: Worker) -> str | None:
+    """What to say where llama.cpp keeps more or less for a token than was planned."""
+    kept, planned = worker.swapping.get("bytes_per_token", 0), plan.kv_bytes_per_token
+    if kept > 0 and abs(kept - planned) > _KV_TOLERANCE * planned:
+        return f"it takes {kept:g} bytes a token, and {planned} were planned; set engine.ctx by hand"
+    return None

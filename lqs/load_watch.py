@@ -1,0 +1,41 @@
+"""Watches a load that runs in a thread: whether it gets on, and whether what it works on still lives."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from lqs.errors import DeviceError
+
+_LOOK_S = 0.5
+
+
+async def watch_load(
+    loading: asyncio.Future[None],
+    stopping: asyncio.Event,
+    *,
+    progress: Callable[[], float],
+    has_died: Callable[[], bool],
+    name: str,
+    limit_s: float,
+) -> bool:
+    """Wait for a load; False if the server is to stop first.
+
+    Raises DeviceError if nothing gets on for `limit_s`, or a device slot dies: libllama gave up in the thread
+    that loads, and it is parked there for good.
+    """
+    stop = asyncio.ensure_future(stopping.wait())
+    seen, moved_s = progress(), time.monotonic()
+    try:
+        while not loading.done() and not stop.done():
+            await asyncio.wait((loading, stop), timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            if has_died():
+                raise DeviceError("a device slot died while it was opened; the line above says of what.")
+            if progress() != seen:
+                seen, moved_s = progress(), time.monotonic()
+            elif not loading.done() and time.monotonic() - moved_s > limit_s:
+                raise DeviceError(f"{name}: no progress in loading it for {limit_s:g} s.")
+    finally:
+        stop.cancel()
+    return loading.done()
