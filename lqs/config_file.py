@@ -25,7 +25,7 @@ def read_tree(path: str) -> dict[str, Any]:
         raise ConfigError(f"{path}: is not TOML: {error}.") from None
     names = set(tree["models"]) if isinstance(tree.get("models"), dict) else set()
     for table, key in _file_settings(tree):
-        name = table.get(key)
+        name: Any = table.get(key)
         if _is_relative(name) and not (key == "fallback" and name in names):
             table[key] = str(Path(path).parent / name)
     return tree

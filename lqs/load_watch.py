@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 from lqs.errors import DeviceError
 
@@ -12,7 +13,7 @@ _LOOK_S = 0.5
 
 
 async def watch_load(
-    loading: asyncio.Future[None],
+    loading: asyncio.Future[Any],
     stopping: asyncio.Event,
     *,
     progress: Callable[[], float],

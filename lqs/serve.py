@@ -173,10 +173,6 @@ class Server:
             return False
         loading.result()
         await in_thread(partial(self._collector.start, time.monotonic_ns()), "lqs-load")
-        for name, problem in self._models.template_problems():
-            self._log.warning("no chat: the model's chat template " + problem, model=name)
-        for name, problem in self._models.kv_problems():
-            self._log.warning("KV: " + problem, model=name)
         return True
 
     async def _drain(self) -> None:

@@ -152,6 +152,8 @@ class Fleet:
 
     def tend(self) -> None:
         """Do what is due."""
+        # Before every step: who waited for a model that has come uses it before it could leave again.
+        self._let_in()
         while (step := self._residents.next(self._is_used, self._now_ns())) is not None:
             served = self._models.find(step.name)
             assert served is not None
@@ -159,9 +161,8 @@ class Fleet:
             task = asyncio.get_running_loop().create_task(deed)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        for name in [name for name, waiters in self._waiters.items() if waiters]:
-            if self._residents.standing(name) is Standing.READY:
-                self._let_in(name)
+            self._let_in()
+        self._let_in()
 
     async def close(self) -> None:
         """Wait for no load any more: what libllama works on is left to its thread."""
@@ -186,12 +187,15 @@ class Fleet:
             self._residents.forget(name)
             self.tend()
 
-    def _let_in(self, name: str) -> None:
-        """The model is there: each that waits has it before anything else can happen to it."""
-        for waiter in self._waiters.pop(name, ()):
-            if not waiter.done():
-                self._holds[name] += 1
-                waiter.set_result(None)
+    def _let_in(self) -> None:
+        """Those who wait for a model that is there have it before anything else can happen to it."""
+        for name in [name for name, waiters in self._waiters.items() if waiters]:
+            if self._residents.standing(name) is not Standing.READY:
+                continue
+            for waiter in self._waiters.pop(name):
+                if not waiter.done():
+                    self._holds[name] += 1
+                    waiter.set_result(None)
 
     def _tell(self, name: str, refusal: RequestRefused) -> None:
         for waiter in self._waiters.pop(name, ()):

@@ -65,10 +65,11 @@ def prompt_source(body: ChatBody, served: Served) -> PromptSource:
     messages = messages_of(body)
     # Of one that is loaded only now the template is not known yet.
     template = None if served.is_absent else template_of(served)
-    options = {"continue_final": continues_final(body), "variables": variables_of(body)}
+    continue_final, variables = continues_final(body), variables_of(body)
 
     def render() -> Sequence[Segment]:
-        return (template or template_of(served)).render(messages, **options)
+        known = template or template_of(served)
+        return known.render(messages, continue_final=continue_final, variables=variables)
 
     return PromptSource(render=render, num_bytes_min=num_text_bytes_min(messages), remake=partial(prompt_source, body))
 

@@ -96,6 +96,9 @@ class Loader:
         weights = self._load_weights(served, seats)
         served.prepare(plan)
         self._log.info("weights loaded", model=served.name, seconds=round(time.monotonic() - began_s, 2))
+        if served.template is None:
+            problem = "is missing" if served.template_error is None else f"cannot be used: {served.template_error}"
+            self._log.warning("no chat: the model's chat template " + problem, model=served.name)
         failures: list[DeviceError] = []
 
         def open_one(seat: Seat) -> None:
@@ -118,6 +121,8 @@ class Loader:
                 self._at_home(seat, open_one)
         if len(failures) == len(seats):
             raise failures[0]
+        if served.kv_problem is not None:
+            self._log.warning("KV: " + served.kv_problem, model=served.name)
 
     def _load_weights(self, served: Served, seats: Sequence[Seat]) -> dict[str, Model]:
         """The weights by where they lie. The first are the model's own, which know its vocabulary."""

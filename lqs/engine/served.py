@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lqs.config import Config, ModelConfig
+from lqs.config import Config
+from lqs.config_models import ModelConfig
 from lqs.engine.plan import Plan
 from lqs.engine.slot import Slot
 from lqs.engine.template import ChatTemplate, TemplateInvalid, read_template

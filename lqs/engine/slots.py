@@ -130,9 +130,11 @@ class Models:
         seats = [seat for seat in self._seats[served.name] if seat.number not in dead]
         if not seats:
             raise DeviceError(f"{served.name}: all its device slots have died; they come back after a restart.")
-        self._loader.load(
-            served, seats, self._plans[served.name], lambda slot: tell(partial(self._take_up, served, slot))
-        )
+
+        def hand_over(slot: Slot) -> None:
+            tell(partial(self._take_up, served, slot))
+
+        self._loader.load(served, seats, self._plans[served.name], hand_over)
 
     def replan(self, served: Served, plan: Plan) -> None:
         """Plan a model anew before it is loaded again, for the same devices."""
@@ -161,19 +163,6 @@ class Models:
                 model.close()
             served.weights = []
         return not served.slots
-
-    def template_problems(self) -> Iterator[tuple[str, str]]:
-        """The models that are there and cannot chat, and why."""
-        for served in self._served.values():
-            if served.template is None and not served.is_absent:
-                problem = served.template_error
-                yield served.name, "is missing" if problem is None else f"cannot be used: {problem}"
-
-    def kv_problems(self) -> Iterator[tuple[str, str]]:
-        """The models whose KV is not promised as the config says, or not as large as planned."""
-        for served in self._served.values():
-            if served.kv_problem is not None:
-                yield served.name, served.kv_problem
 
     def snapshots(self) -> Mapping[str, Mapping[str, Any]]:
         """The published counters of every device slot, by device."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lqs._core import Work
-from lqs.config import ModelConfig
+from lqs.config_models import ModelConfig
 from lqs.request import PromptSource, Request, Segment, Tenant
 
 N_VOCAB = 256

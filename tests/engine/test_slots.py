@@ -150,14 +150,15 @@ def test_what_is_no_drill_is_wrong_use(text: str) -> None:
         parse_drill(text)
 
 
-def test_a_model_that_cannot_chat_says_why(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("template", "said"), [(CHATML, None), (None, "chat template is missing"), ("{% for", "template cannot be used: ")]
+)
+def test_a_model_that_cannot_chat_says_why(path: Path, template: str | None, said: str | None) -> None:
     house = House(path)
+    house.changes = {"chat_template": template}
     house.models.load_residents()
-    assert list(house.models.template_problems()) == []
-    house.served.template = None
-    assert list(house.models.template_problems()) == [(house.name, "is missing")]
-    house.served.template_error = "line 1"
-    assert list(house.models.template_problems()) == [(house.name, "cannot be used: line 1")]
+    assert ("no chat" in house.log.getvalue()) == (said is not None)
+    assert said is None or said in house.log.getvalue()
 
 
 def test_a_context_is_told_its_padded_size_and_a_step_fits_it(path: Path) -> None:
@@ -187,7 +188,8 @@ def test_kv_is_promised_for_the_longest_answer_where_it_cannot_grow(
     monkeypatch.setattr(Native, "can_reuse_prefix", can_cut)
     house = House(path, **flags)
     house.models.load_residents()
-    assert list(house.models.kv_problems()) == ([] if said is None else [(house.name, said)])
+    assert house.served.kv_problem == said
+    assert said is None or f"KV: {said}" in house.log.getvalue()
     assert {worker.settings["swap_bytes"] for worker in house.workers} == {256_000_000}
 
 
@@ -199,7 +201,7 @@ def test_kv_that_takes_other_than_planned_is_told(
     monkeypatch.setattr(FakeWorker, "kept", planned * share)
     house = House(path)
     house.models.load_residents()
-    assert [f"and {planned} were planned" in text for _, text in house.models.kv_problems()] == [True] * is_told
+    assert (f"and {planned} were planned" in (house.served.kv_problem or "")) == is_told
 
 
 def test_until_it_is_loaded_a_model_says_so(path: Path) -> None:

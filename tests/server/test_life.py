@@ -225,14 +225,14 @@ def test_a_reload_with_no_plain_key_file_changes_nothing_and_none_is_told(
 
 
 def test_a_device_slot_that_cannot_be_opened_ends_the_server_with_1(model: str) -> None:
-    def fail() -> None:
+    def fail(tell: object) -> None:
         raise DeviceError("no room")
 
     async def scene(port: int) -> None:
         await asyncio.sleep(0)
 
     server = build(config_for(model))
-    server._models.load = fail  # type: ignore[assignment,method-assign]
+    server._models.load_residents = fail  # type: ignore[assignment,method-assign]
     assert live(server, scene) == 1
 
 
