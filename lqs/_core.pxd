@@ -48,7 +48,9 @@ cdef extern from "_atomics.h" nogil:
 cdef enum Op:
     OP_SUBMIT = 1       # loop -> scheduler: a request, its entry is filled
     OP_CANCEL = 2       # loop -> scheduler: the entry's cancel flag is up
+    OP_LOST = 3         # scheduler -> loop: its device slot died; the entry is the loop's (core/failover.pxi)
     OP_FINISHED = 4     # worker -> scheduler: attempt.finish is set; the worker's last word
+    OP_AGAIN = 5        # loop -> scheduler: it is to go on elsewhere from what was told of it
     OP_OUTPUT = 6       # worker -> loop: look at the attempt
     OP_STARTED = 7      # scheduler -> loop: it left the queue for a device slot
     OP_EXPIRED = 8      # scheduler -> loop: ended in the queue, nothing was computed ...
@@ -70,11 +72,12 @@ cpdef enum Finish:
     FINISH_DEVICE = 6
 
 # Where a request stands, as its scheduler sees it. A filled entry still in state FREE is
-# in the submit ring.
+# in the submit ring, or in the loop's hands because it was lost.
 cdef enum State:
     FREE = 0
     WAITING = 1
     RUNNING = 2
+    AGAIN = 3           # waits to go on, before all that wait
 
 # Entry.lane where there are two.
 cdef enum:
@@ -271,7 +274,7 @@ cdef struct Attempt:
     uint32_t key
     uint32_t num_prompt_tokens
     uint32_t max_tokens
-    uint32_t unused
+    uint32_t num_given          # tokens of the answer that `earlier` has made
     # Scheduler and worker, while it runs (core/growth.pxi).
     uint32_t granted            # atomic, the scheduler's: KV tokens it may hold; 0: give up its cells
     uint32_t wanted             # atomic, the worker's: KV tokens it will soon need; 0: enough
@@ -285,7 +288,9 @@ cdef struct Attempt:
     uint32_t end_tokens         # what it is expected to hold at its end
     uint32_t out_tokens         # what it held when it was put out
     uint32_t is_short           # it waits for a growth that did not fit
-    char pad_growth[16]
+    # The same request's before this one, on a device slot that died; constant, and never freed.
+    Attempt* earlier
+    int32_t* made               # the worker's: all tokens of the answer so far, those given included
     # Worker and loop.
     uint32_t notified           # atomic, exchanged: a cell for this is in the event ring
     uint32_t starved            # atomic: the worker waits for room in `out`
@@ -298,13 +303,19 @@ cdef struct Attempt:
     int64_t prefill_done_ns
     int64_t first_token_ns
     int64_t finished_ns
-    char pad_worker[8]
+    uint32_t num_made           # atomic; the worker's release, after each token and before its text
+    uint32_t made_max           # places in `made`; constant
     OutBuffer out
     # The loop's own.
     uint32_t told_started
     uint32_t told_finished
-    uint64_t num_tokens_told
-    char pad_loop[48]
+    uint64_t num_tokens_told    # these three of all its attempts
+    uint64_t num_bytes_told
+    uint64_t num_logprobs_told
+    uint32_t is_cut             # nothing of it is looked at any more
+    uint32_t num_cut            # tokens of `made` from which the next one goes on
+    uint32_t ended_as           # Finish, where no worker said one; whoever holds the entry then
+    char pad_loop[20]
 
 # A request whose reader is slow may be held: its worker's words stay untold, so its
 # out-buffer fills and pauses its sequence, and no other. The bits of Entry.hold, the loop's.
@@ -313,6 +324,7 @@ cdef enum Hold:
     HOLD_WORD = 2           # the worker's cell was taken and not told; none lies in its ring
     HOLD_END = 4            # OP_SETTLED was taken and not told
     HOLD_LISTED = 8         # lifted: the next poll() looks at it
+    HOLD_LOST = 16          # OP_LOST was taken and not acted on
 
 # Where some of a prompt is computed already: a device slot, and how many tokens of it, in
 # units and rounded down. The loop's guess, so that a request may go where it has least to do.
@@ -334,7 +346,8 @@ cdef inline uint32_t hint_units(uint16_t hint) noexcept nogil:
 
 # One request in the table: two cache lines. The backlog looks only at the first.
 cdef struct Entry:
-    # Written by the loop before OP_SUBMIT, constant until it is settled.
+    # Written by the loop before OP_SUBMIT, constant until it is settled or lost. When it goes on after
+    # a loss, what was made counts to the prompt.
     uint32_t generation
     uint32_t key                # who pays: an index into the fair shares
     uint64_t arrival_no         # the order of arrival, and the end of every tie
@@ -351,7 +364,7 @@ cdef struct Entry:
     uint32_t state              # atomic State
     uint32_t share_tokens       # its part in what its lane takes
     # --- the second line
-    Attempt* attempt            # the scheduler's; set before it is dispatched
+    Attempt* attempt            # the scheduler's; set before it is dispatched; while it waits, the lost one
     uint32_t epoch              # the scheduler's
     uint32_t cancel             # atomic; set by the loop
     # The loop's.
@@ -384,7 +397,9 @@ cdef struct DeviceSlot:
     Waker waker             # the worker sleeps on it
     char pad_waker[56]
     uint32_t asks           # atomic, exchanged: an attempt's `wanted` was raised
-    char pad_asks[60]
+    uint32_t unused
+    uint64_t step_began_ns  # atomic, the worker's: its heartbeat; 0 between steps
+    char pad_asks[48]
     # What the loop wants of the scheduler; core/placement.pxi says how it is read.
     uint32_t wants_drain    # atomic
     uint32_t wants_weight   # atomic; in units
@@ -392,7 +407,10 @@ cdef struct DeviceSlot:
     uint32_t use_percent    # atomic: how busy the device is, whoever keeps it so
     uint32_t wants_block    # atomic; counts once wants_capacity says so
     uint32_t wants_capacity  # atomic, exchanged: KV tokens that it shall have; 0: no news
-    char pad_wants[40]
+    uint32_t wants_rest     # atomic: as wants_drain, by who looks after its health
+    uint32_t wants_limit    # atomic: no more than so many run there; 0: no limit but its own
+    uint64_t stall_ns       # atomic: a step that takes longer is taken for dead; 0: none is
+    char pad_wants[24]
     uint32_t dead           # atomic; set by any thread, never cleared
     uint32_t index
     uint32_t model
@@ -407,18 +425,24 @@ cdef struct DeviceSlot:
     uint32_t drained        # it takes no new requests
     uint32_t buried         # the scheduler has seen `dead`
     uint32_t has_news       # a start or a cancel since the worker was last woken
+    uint32_t limit          # of how many run there; 0: its own only
+    uint32_t is_stalled     # atomic: it is dead because a step did not end
+    int64_t watch_ns        # when its heartbeat is looked at next
+    # The loop's own.
+    uint32_t is_closed      # dead, and known to be: its event ring is not read any more
 
 # What the three sides share. `own` is the scheduler's: backlog, ledger, counters.
 cdef struct SchedulerState:
     Entry* table
     uint32_t capacity
-    uint32_t num_slots
+    uint32_t num_slots      # those that the scheduler has seen
     DeviceSlot* slots[MAX_DEVICE_SLOTS]
     void* own
     uint64_t out_buffer_bytes
     double short_share      # of prefill, where short and long prompts are open; constant
     uint32_t fine_level     # from this class on prompts go in the finest chunks; constant
-    char pad[20]
+    uint32_t num_added      # atomic, the loop's: those that there are
+    char pad[16]
     Waker waker             # the scheduler sleeps on it
     char pad_waker[56]
     Waker loop_waker        # the loop sleeps on it
@@ -488,6 +512,14 @@ cdef inline uint32_t granted_tokens(const Attempt* attempt) noexcept nogil:
     # Acquire: pairs with the scheduler's release.
     return load_acquire32(&attempt.granted)
 
+# One more token of the answer. Before its text: who sees the text sees the token.
+cdef inline void note_made(Attempt* attempt, int32_t token) noexcept nogil:
+    cdef uint32_t num = attempt.num_made
+    if num < attempt.made_max:
+        attempt.made[num] = token
+        # Release: pairs with the loop's acquire in take_back.
+        store_release32(&attempt.num_made, num + 1)
+
 # The end of an attempt: fill the worker's fields first. Nothing of it may be touched
 # afterwards; wakes nobody.
 cdef inline void finish_request(SchedulerState* s, Attempt* attempt,
@@ -510,7 +542,7 @@ cdef inline void wake_worker(SchedulerState* s, uint32_t slot) noexcept nogil:
     wake(&s.slots[slot].waker)
 
 # From any thread, also from an abort callback: the worker of this device slot will not
-# answer any more. Its requests end with FINISH_DEVICE.
+# answer any more. Its requests run elsewhere, or end with FINISH_DEVICE.
 cdef inline void report_dead(SchedulerState* s, uint32_t slot) noexcept nogil:
     # Release: pairs with the acquire in the scheduler's round.
     store_release32(&s.slots[slot].dead, 1)
@@ -563,6 +595,7 @@ cdef class Scheduler:
     cdef int tell_started(self, list out, uint32_t index, Attempt* attempt) except -1
     cdef int tell_output(self, list out, void* sink, Attempt* attempt) except -1
     cdef int tell_settled(self, list out, uint32_t index, Attempt* attempt) except -1
+    cdef int take_back(self, list out, uint32_t index, Attempt* attempt) except -1
     cdef void lift(self, uint32_t index) noexcept
     cdef void count_out(self, const Entry* entry) noexcept
     cdef int poll_worker(self, list out, DeviceSlot* slot) except -1

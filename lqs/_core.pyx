@@ -12,10 +12,12 @@ between threads and who owns it; each part says what it decides:
     lengths    how long answers come out
     growth     promises that grow, and who gives way when they do not fit
     placement  on which device slot a request starts
+    failover   what goes on elsewhere when a device slot dies, and how that is found
     round      one pass of the scheduler over all of it
     door       who comes in, who waits for a place and who is sent away
     faces      each of them alone, for Python
     state      how all of it begins and ends
+    outcome    what comes out of an attempt
     scheduler  the event loop's side; the only part that touches Python objects per request
     drive      native threads' work for stress tests and measuring
     model_slots  workers without a model: what they take, a cost model says
@@ -42,11 +44,13 @@ include "core/limits.pxi"
 include "core/lengths.pxi"
 include "core/growth.pxi"
 include "core/placement.pxi"
+include "core/failover.pxi"
 include "core/round.pxi"
 include "core/door.pxi"
 include "core/door_face.pxi"
 include "core/faces.pxi"
 include "core/state.pxi"
+include "core/outcome.pxi"
 include "core/scheduler.pxi"
 include "core/seats.pxi"
 include "core/drive.pxi"

@@ -2,8 +2,9 @@
 
 One extension, read in this order: what is declared here (the shared structs), then
 engine/text.pxi (tokens to bytes), model.pxi (a loaded file), sampling.pxi (logits to a token),
-prefix.pxi (cells that prompts share), swap.pxi (cells that are given up), threads.pxi (how many threads), step.pxi (the
-worker's step) and worker.pxi (the Python face).
+prefix.pxi (cells that prompts share), swap.pxi (cells that are given up), again.pxi (requests of dead device slots),
+threads.pxi (how many threads), chaos.pxi (what drills break), step.pxi (the worker's step) and worker.pxi (the Python
+face).
 
 Only lqs.engine.library imports this module, and llama_cpp before it: wheels hold no
 symlinks, so the library would be mapped twice the other way round.
@@ -43,6 +44,7 @@ from lqs._core cimport (
     load_acquire32,
     load_relaxed,
     next_attempt,
+    note_made,
     out_footprint,
     out_free,
     report_dead,
@@ -122,6 +124,8 @@ cdef enum Chaos:
     CHAOS_NONE = 0
     CHAOS_ASSERT = 1
     CHAOS_RC = 2
+    CHAOS_HELPER = 3
+    CHAOS_HANG = 4
 
 
 cdef struct WorkData:
@@ -164,6 +168,8 @@ cdef struct Sequence:
     uint64_t last_used      # worker clock, for the cache's LRU
     uint64_t last_step
     size_t room_needed      # bytes that one step may write into the out-buffer
+    uint64_t bytes_told     # of the text that is to come: the client has them (again.pxi) ...
+    uint64_t tokens_told    # ... and their tokens are counted
     int32_t* tokens         # prompt and completion, seq_tokens_max places
     Attempt* attempt
     const WorkData* work
@@ -192,6 +198,7 @@ cdef struct WorkerStats:
     uint64_t swapped_bytes      # copied out and in
     uint64_t swap_ns
     uint64_t recomputed_tokens
+    uint64_t num_taken_over     # requests that went on here after their device slot had died
     uint64_t cells_used
     uint64_t cells_garbage  # dropped and not free yet
     uint64_t num_active
@@ -210,7 +217,6 @@ cdef struct WorkerData:
     uint32_t stopping       # atomic
     uint32_t state          # atomic WorkerState
     uint32_t parked         # atomic: the thread will never come back
-    uint64_t step_began_ns  # atomic: 0 between steps; what a watchdog looks at
     char death[512]
     llama_context* ctx
     const PieceTable* pieces
@@ -257,11 +263,14 @@ cdef struct WorkerData:
     int32_t chaos_rc
     int32_t chaos_times
     uint64_t chaos_step
+    int64_t chaos_ns
     ThreadGovernor governor
     WorkerStats stats
 
 
 include "engine/prefix.pxi"
 include "engine/swap.pxi"
+include "engine/again.pxi"
+include "engine/chaos.pxi"
 include "engine/step.pxi"
 include "engine/worker.pxi"

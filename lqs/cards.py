@@ -18,6 +18,7 @@ from lqs.observe.log import Log
 from lqs.placement.cuda import pin_order
 from lqs.placement.gpus import Snapshot
 from lqs.placement.headroom import Headrooms, Placing, Seat
+from lqs.placement.losses import lost_gpus
 from lqs.placement.notices import Notices
 from lqs.placement.poller import Poller
 from lqs.placement.reader import Reader
@@ -75,13 +76,13 @@ class Cards:
         """A reading that begins now, or the last one of a driver that hangs. Not for the event loop."""
         return self._poller.refresh(_FIRST_READ_S) if self._is_watching else read_once()
 
-    def watch(
-        self, scheduler: Placing, seats: Callable[[], Iterable[Seat]], on_failed: Callable[[Seat, str], None]
-    ) -> None:
+    def watch(self, scheduler: Placing, seats: Callable[[], Iterable[Seat]]) -> None:
         """From now on tell the core what each reading means for its device slots."""
-        self._headrooms = Headrooms(
-            scheduler, seats, margin_bytes=self._margin_bytes, log=self._log, on_failed=on_failed
-        )
+        self._headrooms = Headrooms(scheduler, seats, margin_bytes=self._margin_bytes, log=self._log)
+
+    def lost(self) -> dict[str, str]:
+        """Why, by UUID, for each GPU that has failed as far as is known."""
+        return lost_gpus(self._poller.latest)
 
     def families(self) -> Iterator[Any]:
         """The metrics of the GPUs."""

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from lqs.config_engine import EngineConfig
+from lqs.config_health import HealthConfig
 from lqs.config_limits import LimitConfig
 from lqs.config_models import ModelConfig, served_of
 from lqs.config_placement import PlacementConfig
@@ -205,6 +206,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     models: dict[str, ModelConfig] = msgspec.field(default_factory=dict)
     engine: EngineConfig = EngineConfig()
     placement: PlacementConfig = PlacementConfig()
+    health: HealthConfig = HealthConfig()
     queue: QueueConfig = QueueConfig()
     tiers: dict[str, TierConfig] = msgspec.field(default_factory=default_tiers)
     limits: dict[str, LimitConfig] = msgspec.field(default_factory=dict)

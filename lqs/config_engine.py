@@ -124,6 +124,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             le=16_777_216,
         ),
     ] = 65_536
-    stall_s: Annotated[float, key("A step that takes longer makes its device slot unhealthy.", "s", gt=0, le=3600)] = (
-        30.0
-    )
+    stall_s: Annotated[
+        float,
+        key("A step that takes longer, and ten times as long as the slowest measured, never ends.", "s", gt=0, le=3600),
+    ] = 30.0

@@ -1,47 +1,18 @@
-"""Looks after the device slots, and after the load: reads the counters, has the alerts judge them."""
+"""Looks after the load: reads the counters, has the alerts judge them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from lqs.config import Config
 from lqs.observe.alerts import Alerts, Level, Reading
 from lqs.observe.counts import Counts
-from lqs.observe.log import Log
 from lqs.request import NS_PER_S
 from lqs.scheduling.desk import Desk
 
-if TYPE_CHECKING:
-    from lqs.engine.slot import Slot
-
-
 # Classes whose entry is closed when an alert says break, the lowest first.
 _NUM_TRIPPED = 1
-
-
-class Health:
-    """Says in the log when a device slot stops working, and when it works again. Owner: the event loop."""
-
-    def __init__(self, stall_s: float, log: Log) -> None:
-        self._stall_s = stall_s
-        self._log = log
-        self._healthy: dict[str, bool] = {}
-
-    def look(self, slots: Iterable[Slot], now_ns: int) -> None:
-        """Compare their health with what it was."""
-        for slot in slots:
-            is_healthy = slot.is_healthy(now_ns, self._stall_s)
-            if self._healthy.get(slot.device, True) != is_healthy:
-                self._tell(slot.device, is_healthy, slot.worker.death)
-            self._healthy[slot.device] = is_healthy
-
-    def _tell(self, device: str, is_healthy: bool, death: str) -> None:
-        if is_healthy:
-            self._log.info("device slot works again", device=device)
-        else:
-            reason = death or "its step does not end"
-            self._log.error("device slot does not work", device=device, reason=reason)
 
 
 class Guard:

@@ -55,8 +55,7 @@ def make_machinery(
         drill=drill,
     )
     models = Models(config, entries, plans, scheduler, loader)
-    # A card that failed stays so until a restart: its device slots take nobody any more.
-    cards.watch(scheduler, lambda: models.slots, lambda seat, _: scheduler.drain_slot(seat.number))
+    cards.watch(scheduler, lambda: models.slots)
     fleet = _make_fleet(config, models, plans, cards, log)
     models.when_there(fleet.came)
     return Machinery(cards, models, fleet)

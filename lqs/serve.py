@@ -26,9 +26,10 @@ from lqs.config import Config
 from lqs.engine import library
 from lqs.engine.catalog import catalog_of
 from lqs.engine.drill import Break
+from lqs.engine.keeper import Keeper
 from lqs.engine.store import Store, store_folder
 from lqs.errors import StartError
-from lqs.guard import Guard, Health, make_actions
+from lqs.guard import Guard, make_actions
 from lqs.listen import HttpServer, bind, make_http, url_of
 from lqs.load_watch import watch_load
 from lqs.machinery import Machinery, make_machinery
@@ -75,7 +76,7 @@ class Server:
         self._log: Log = services.log
         self._prompts = prompts
         self._guard = guard
-        self._health = Health(config.engine.stall_s, self._log)
+        self._keeper = Keeper(config, made.models, self._desk.scheduler, self._log, lost_cards=made.cards.lost)
         self._reload_config = reload_config
         self._stop_wanted = asyncio.Event()
         self._http: HttpServer | None = None
@@ -199,7 +200,7 @@ class Server:
         await self._fleet.close()
         self.hung += self._fleet.hung
         # Threads are joined, which blocks the loop; nobody needs it any more.
-        if "lqs-load" not in self.hung and not self._models.close(limit_s):
+        if "lqs-load" not in self.hung and not (self._keeper.close() and self._models.close(limit_s)):
             self.hung.append("workers")
         if not self._desk.close(limit_s):
             self.hung.append("lqs-scheduler")
@@ -214,7 +215,7 @@ class Server:
         """Look after the device slots and the load; collect garbage."""
         while True:
             now_ns = time.monotonic_ns()
-            self._health.look(self._models.slots, now_ns)
+            self._keeper.look(now_ns)
             self._guard.look(now_ns)
             self._fleet.tend()
             self._collector.tend(self._desk.num_inside, now_ns)

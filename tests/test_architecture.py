@@ -34,7 +34,10 @@ FLOORS = (
     {"observe"},
     {"settings"},
     {"request", "config", "config_file", "wording", "plain"},
-    {"overflow", "config_engine", "config_limits", "config_models", "config_placement", "config_tiers", "protection"},
+    {
+        *("overflow", "config_engine", "config_health", "config_limits", "config_models", "config_placement"),
+        *("config_tiers", "protection"),
+    },
     {"errors", "describe"},
     {"_engine"},
     {"_core"},

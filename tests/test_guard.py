@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, field
-from types import SimpleNamespace
 
 import pytest
 
 from lqs._core import Work
 from lqs.config import LogConfig
-from lqs.guard import Guard, Health, make_actions, reading_of
+from lqs.guard import Guard, make_actions, reading_of
 from lqs.observe.alerts import Alerts, Level, Switch
 from lqs.observe.counts import Counts
 from lqs.observe.log import Log
@@ -21,31 +19,6 @@ from lqs.scheduling.outlook import make_outlook
 from lqs.settings import load
 
 S = NS_PER_S
-
-
-@dataclass
-class Slot:
-    """A device slot whose health the test sets."""
-
-    is_well: bool = True
-    device: str = "cpu:0"
-    worker: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(death=""))
-
-    def is_healthy(self, now_ns: int, stall_s: float) -> bool:
-        return self.is_well
-
-
-def test_a_device_slot_that_stops_working_is_told_once_and_so_is_its_return() -> None:
-    text, slot = io.StringIO(), Slot()
-    health = Health(30.0, Log(LogConfig(), text))
-    for is_well, death in ((True, ""), (False, "GGML_ASSERT"), (False, "GGML_ASSERT"), (True, ""), (False, "")):
-        slot.is_well, slot.worker.death = is_well, death
-        health.look([slot], 1)  # type: ignore[list-item]
-    lines = text.getvalue().splitlines()
-    assert len(lines) == 3
-    assert "GGML_ASSERT" in lines[0]
-    assert "works again" in lines[1]
-    assert "does not end" in lines[2]
 
 
 def test_a_reading_is_what_the_core_has_counted() -> None:

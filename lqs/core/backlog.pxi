@@ -607,6 +607,11 @@ cdef void backlog_take(BacklogState* b, Choice choice) noexcept nogil:
     elif b.since_aged < b.aged_every:
         b.since_aged += 1
     backlog_remove(b, choice.index)
+    backlog_run(b, entry)
+
+
+# One that does not stand in it starts all the same.
+cdef void backlog_run(BacklogState* b, const Entry* entry) noexcept nogil:
     backlog_charge(b, entry.lane, entry.level, entry.key, cost_of(entry))
     b.lane_running[entry.lane] += 1
     b.lane_tokens[entry.lane] += entry.share_tokens

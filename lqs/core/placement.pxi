@@ -159,6 +159,15 @@ cdef void resize(SchedulerState* s, DeviceSlot* slot) noexcept nogil:
     books_of(s).sweep_next = 0
 
 
+# Take over those that were added since; they take requests as soon as nothing is wanted of them.
+cdef inline void adopt(SchedulerState* s) noexcept nogil:
+    # Acquire: pairs with the release in add_device_slot.
+    cdef uint32_t num = load_acquire32(&s.num_added)
+    while s.num_slots < num:
+        s.num_slots += 1
+        share_lanes(s, s.slots[s.num_slots - 1].model)
+
+
 cdef void heed(SchedulerState* s) noexcept nogil:
     cdef DeviceSlot* slot
     cdef uint32_t i, wants_drain
@@ -166,13 +175,14 @@ cdef void heed(SchedulerState* s) noexcept nogil:
         slot = s.slots[i]
         if slot.buried:
             continue
-        # Acquire: pairs with the release in undrain_slot. Who gives a device slot another size
-        # and then undrains it finds nothing started there before it has that size.
-        wants_drain = load_acquire32(&slot.wants_drain)
+        # Acquire: pairs with the releases in undrain_slot and rest_slot. Who gives a device slot
+        # another size and then opens it finds nothing started there before it has that size.
+        wants_drain = load_acquire32(&slot.wants_drain) or load_acquire32(&slot.wants_rest)
         if load_relaxed32(&slot.wants_capacity):
             resize(s, slot)
         # Relaxed: see above.
         slot.weight = load_relaxed32(&slot.wants_weight)
+        slot.limit = load_relaxed32(&slot.wants_limit)
         if (wants_drain != 0) != slot.drained:
             set_drained(s, slot, not slot.drained)
         if load_relaxed32(&slot.wants_headroom):
@@ -369,5 +379,6 @@ cdef void note_pace(Standing* own, const Attempt* attempt) noexcept nogil:
 cdef inline void standing_end(Placement* p, const Attempt* attempt, const Entry* entry,
                               bint is_lost) noexcept nogil:
     p.slots[attempt.slot].num_work -= entry.share_tokens
-    if not is_lost:
+    # What went on after a loss had a pause between two of its tokens.
+    if not is_lost and attempt.earlier == NULL:
         note_pace(&p.slots[attempt.slot], attempt)

@@ -1,7 +1,7 @@
 # The scheduler's round.
 #
-#     bury -> take submitted -> take feedback -> heed -> sweep -> expire -> grow -> start
-#     -> publish
+#     bury -> take submitted -> take feedback -> heed -> sweep -> expire -> grow -> restart
+#     -> start -> publish -> watch
 #
 # Each is bounded, so a round stays short whatever has piled up; what is left over makes
 # the next round due at once. Time is an argument: the same round runs in the server, in
@@ -43,6 +43,7 @@ cdef struct ModelQueue:
     BacklogState backlog
     BackfillState backfill
     QueueBook queues[MAX_LANES * MAX_LEVELS]    # lane-major
+    AgainList again                             # who goes on, before all of them
 
 # A bound that is counted at arrival: the loop adds, the scheduler takes away.
 cdef struct Permit:
@@ -66,6 +67,8 @@ cdef struct Books:
     Drain drain                     # of all classes together
     Permit permits[MAX_LEVELS]
     Permit total
+    uint64_t kept                   # device slots, as bits, that are for nobody but who goes on
+    FailoverBook failover
     uint64_t num_running            # atomic, one writer
     uint64_t num_started            # the source of Attempt.order
     uint64_t num_decisions          # atomic, one writer: requests looked at, fitting or not
@@ -163,6 +166,12 @@ cdef bint is_servable(SchedulerState* s, const Entry* entry) noexcept nogil:
     return False
 
 
+# Whether anybody who asks now may start there.
+cdef inline bint is_open(SchedulerState* s, uint32_t slot) noexcept nogil:
+    return (not s.slots[slot].buried and not s.slots[slot].drained
+            and not books_of(s).kept >> slot & 1)
+
+
 # How many may run at once on a device slot, with one of this class among them. The extra
 # sequences are for who is better than somebody that runs there: he need not wait until one
 # of those ends, they step back for him. And for who is due, or the starts on extra
@@ -172,6 +181,8 @@ cdef uint64_t sequence_limit(SchedulerState* s, uint32_t slot, uint32_t level,
     cdef Books* books = books_of(s)
     cdef SlotAccount* account = &books.ledger.slots[slot]
     cdef uint32_t worse
+    if s.slots[slot].limit:
+        return min(<uint64_t> s.slots[slot].limit, account.num_sequences)
     if is_aged:
         return account.num_sequences + account.num_extra
     for worse in range(level + 1, books.backlog.num_levels):
@@ -192,7 +203,7 @@ cdef bint has_room(SchedulerState* s, uint32_t slot, uint32_t index,
     if passed != NULL and passed.index != index:
         holder = &s.table[passed.index]
         sequences += 1
-    return (serves(s.slots[slot], entry) and not s.slots[slot].drained
+    return (serves(s.slots[slot], entry) and is_open(s, slot)
             and account.num_running + sequences <= sequence_limit(s, slot, entry.level, is_aged)
             and has_cells(s, slot, entry, holder))
 
@@ -285,7 +296,7 @@ cdef void count_pass(SchedulerState* s, BackfillState* f, uint32_t index,
 
 cdef inline bint has_sequence(SchedulerState* s, uint32_t slot, uint32_t level,
                               bint is_aged) noexcept nogil:
-    return (not s.slots[slot].buried and not s.slots[slot].drained
+    return (is_open(s, slot)
             and books_of(s).ledger.slots[slot].num_running
             < sequence_limit(s, slot, level, is_aged))
 
@@ -318,35 +329,35 @@ cdef bint has_sequence_for(SchedulerState* s, uint32_t index, bint is_aged) noex
 
 # --- starting and finishing -------------------------------------------------------------
 
-# A fresh attempt with its out-buffer behind it, or NULL for want of memory.
-cdef Attempt* attempt_new(uint64_t out_buffer_bytes) noexcept nogil:
-    cdef Attempt* attempt = <Attempt*> aligned_alloc(64, sizeof(Attempt) + out_buffer_bytes)
+# A fresh attempt with its out-buffer and room for so many tokens behind it, or NULL for want of
+# memory.
+cdef Attempt* attempt_new(uint64_t out_buffer_bytes, uint32_t num_tokens) noexcept nogil:
+    cdef size_t made_bytes = (num_tokens * sizeof(int32_t) + LINE_BYTES - 1) & ~<size_t> (LINE_BYTES - 1)
+    cdef Attempt* attempt = <Attempt*> aligned_alloc(
+        LINE_BYTES, sizeof(Attempt) + out_buffer_bytes + made_bytes)
     if attempt != NULL:
-        # Not the buffer: it is read only where it was written.
+        # Not what is behind it: that is read only where it was written.
         memset(attempt, 0, sizeof(Attempt))
         attempt.out.bytes = <char*> (attempt + 1)
         attempt.out.capacity = out_buffer_bytes
+        attempt.made = <int32_t*> (attempt.out.bytes + out_buffer_bytes)
+        attempt.made_max = num_tokens
     return attempt
 
 
-cdef bint start(SchedulerState* s, Choice choice, uint32_t slot, int64_t now_ns) noexcept nogil:
+# Promise a device slot's cells to an attempt, and fill in what its worker reads of it.
+cdef void bind(SchedulerState* s, Attempt* attempt, uint32_t index, uint32_t slot,
+               int64_t now_ns) noexcept nogil:
     cdef Books* books = books_of(s)
-    cdef Entry* entry = &s.table[choice.index]
-    cdef LevelBook* book = &books.levels[entry.level]
-    cdef ModelQueue* queue = model_queue(books, entry)
-    cdef Attempt* attempt = attempt_new(s.out_buffer_bytes)
-    if attempt == NULL:
-        return False
+    cdef Entry* entry = &s.table[index]
     attempt.reserved = first_promise(s.slots[slot], entry)
     attempt.used = min(entry.num_prompt_tokens, attempt.reserved)
     ledger_reserve(&books.ledger, slot, entry.key, attempt.reserved)
     ledger_use(&books.ledger, slot, attempt.used)
     take_turn(s, slot)
     standing_start(&books.placement, slot, entry)
-    backlog_take(&queue.backlog, choice)
-    leave_backlog(s, choice.index, now_ns)
     entry.epoch += 1
-    attempt.handle = <uint64_t> entry.generation << 32 | choice.index
+    attempt.handle = <uint64_t> entry.generation << 32 | index
     attempt.epoch = entry.epoch
     attempt.slot = slot
     attempt.started_ns = now_ns
@@ -365,31 +376,52 @@ cdef bint start(SchedulerState* s, Choice choice, uint32_t slot, int64_t now_ns)
     growth_add(&books.growths[slot], attempt)
     entry.attempt = attempt
     store_relaxed32(&entry.state, RUNNING)
+    bump(&books.num_running, 1)
+    books.running[slot][entry.level] += 1
+    bump(&books.lanes[entry.lane].num_running, 1)
+
+
+# Its worker may have it.
+cdef void dispatch(SchedulerState* s, Attempt* attempt) noexcept nogil:
+    # Cannot be full of a worker that takes before it finishes: as many places as sequences,
+    # and the ledger counted this one.
+    if not ring_try_push(&s.slots[attempt.slot].dispatch, <uint64_t> <size_t> attempt):
+        bump(&books_of(s).num_broken, 1)
+    s.slots[attempt.slot].has_news = True
+
+
+cdef bint start(SchedulerState* s, Choice choice, uint32_t slot, int64_t now_ns) noexcept nogil:
+    cdef Books* books = books_of(s)
+    cdef Entry* entry = &s.table[choice.index]
+    cdef LevelBook* book = &books.levels[entry.level]
+    cdef ModelQueue* queue = model_queue(books, entry)
+    cdef Attempt* attempt = attempt_new(s.out_buffer_bytes,
+                                        min(entry.max_tokens, entry.footprint_tokens))
+    if attempt == NULL:
+        return False
+    backlog_take(&queue.backlog, choice)
+    leave_backlog(s, choice.index, now_ns)
+    bind(s, attempt, choice.index, slot, now_ns)
     bump(&book.num_started, 1)
     bump(&book.num_aged_starts, choice.is_aged)
     bump(&book.wait_ns_sum, max(<int64_t> 0, attempt.queue_ns))
     bump(&queue_book(queue, entry).num_started, 1)
     bump(&queue_book(queue, entry).wait_ns_sum, max(<int64_t> 0, attempt.queue_ns))
-    bump(&books.num_running, 1)
-    books.running[slot][entry.level] += 1
-    bump(&books.lanes[entry.lane].num_running, 1)
     bump(&books.lanes[entry.lane].num_started, 1)
     tell_loop(s, OP_STARTED, choice.index)
-    # Cannot be full of a worker that takes before it finishes: as many places as sequences,
-    # and the ledger counted this one.
-    if not ring_try_push(&s.slots[slot].dispatch, <uint64_t> <size_t> attempt):
-        bump(&books.num_broken, 1)
-    s.slots[slot].has_news = True
+    dispatch(s, attempt)
     return True
 
 
-# The last of a request that ran: give back what it held, correct what its key was charged
-# to what it cost, and hand the entry to the loop.
+# The last of an attempt: give back what it held, correct what its key was charged to what it
+# cost, and hand the entry to the loop, which lets one that is lost go on if another device slot
+# could have it.
 cdef void settle(SchedulerState* s, uint32_t index, bint is_lost) noexcept nogil:
     cdef Books* books = books_of(s)
     cdef Entry* entry = &s.table[index]
     cdef Attempt* attempt = entry.attempt
     cdef int64_t cost = 0
+    cdef uint32_t num_prompt = entry.num_prompt_tokens - attempt.num_given
     cdef int rc
     growth_remove(&books.growths[attempt.slot], attempt)
     if is_lost:
@@ -397,10 +429,9 @@ cdef void settle(SchedulerState* s, uint32_t index, bint is_lost) noexcept nogil
         rc = ledger_release(&books.ledger, attempt.slot, entry.key, attempt.reserved,
                             attempt.used)
     else:
-        cost = <int64_t> entry.num_prompt_tokens + 2 * <int64_t> attempt.num_completion_tokens
+        cost = <int64_t> num_prompt + 2 * <int64_t> attempt.num_completion_tokens
         rc = ledger_settle(&books.ledger, attempt.slot, entry.key, attempt.reserved,
-                           attempt.used, entry.num_prompt_tokens,
-                           attempt.num_completion_tokens)
+                           attempt.used, num_prompt, attempt.num_completion_tokens)
         # Relaxed: the feedback ring has brought it.
         if load_relaxed32(&attempt.finish) in (FINISH_STOP, FINISH_LENGTH):
             note_length(&books.lengths, entry.key, entry.model, attempt.num_completion_tokens)
@@ -412,7 +443,8 @@ cdef void settle(SchedulerState* s, uint32_t index, bint is_lost) noexcept nogil
     books.running[attempt.slot][entry.level] -= 1
     bump(&books.lanes[entry.lane].num_running, -1)
     store_relaxed32(&entry.state, FREE)
-    tell_loop(s, OP_SETTLED, index)
+    bump(&books.failover.num_lost, is_lost)
+    tell_loop(s, OP_LOST if is_lost and may_go_on(s, entry) else OP_SETTLED, index)
 
 
 # --- the parts of a round ---------------------------------------------------------------
@@ -487,6 +519,8 @@ cdef void cancel_one(SchedulerState* s, uint32_t index, int64_t now_ns) noexcept
     cdef Entry* entry = &s.table[index]
     if entry.state == WAITING:
         end_waiting(s, index, OP_CANCELLED, now_ns)
+    elif entry.state == AGAIN:
+        end_again(s, index, FINISH_CANCELLED)
     elif entry.state == RUNNING:
         # Its worker looks at the flag between steps, but may sleep: all its sequences
         # may be waiting for room in their out-buffers.
@@ -533,6 +567,8 @@ cdef bint take_submitted(SchedulerState* s, int64_t now_ns) noexcept nogil:
             enqueue(s, index_of(cell))
         elif op_of(cell) == OP_EVICT:
             evict_below(s, index_of(cell), now_ns)
+        elif op_of(cell) == OP_AGAIN:
+            requeue(s, index_of(cell))
         else:
             cancel_one(s, index_of(cell), now_ns)
     return ring_size(&s.submit) != 0
@@ -550,6 +586,8 @@ cdef bint sweep(SchedulerState* s, int64_t now_ns) noexcept nogil:
             settle(s, books.sweep_next, True)
         elif entry.state == WAITING and not is_servable(s, entry):
             end_waiting(s, books.sweep_next, OP_NO_DEVICE, now_ns)
+        elif entry.state == AGAIN and not is_servable(s, entry):
+            end_again(s, books.sweep_next, FINISH_DEVICE)
         books.sweep_next += 1
     return books.sweep_next < s.capacity
 
@@ -564,6 +602,9 @@ cdef bint expire(SchedulerState* s, int64_t now_ns) noexcept nogil:
         if expiry.size == 0 or expiry.nodes[0].time > now_ns:
             return False
         index = expiry.nodes[0].index
+        if s.table[index].state == AGAIN:
+            end_again(s, index, FINISH_TIMEOUT)
+            continue
         # Who has a record had a sequence and did not fit.
         queue = model_queue(books_of(s), &s.table[index])
         end_waiting(s, index, OP_EXPIRED if passed_of(&queue.backfill, index) == NULL
@@ -600,7 +641,9 @@ cdef bint start_waiting(SchedulerState* s, int64_t now_ns) noexcept nogil:
     cdef uint32_t model
     for model in range(books.num_models):
         if books.models[model] != NULL:
+            restart_waiting(s, books.models[model], now_ns)
             has_more |= start_waiting_for(s, model, num_max, now_ns)
+            books.kept = 0
     return has_more
 
 
@@ -665,7 +708,9 @@ cdef void wake_others(SchedulerState* s) noexcept nogil:
 
 cdef int64_t scheduler_round(SchedulerState* s, int64_t now_ns) noexcept nogil:
     cdef Books* books = books_of(s)
+    cdef int64_t watch_due_ns
     cdef bint has_more
+    adopt(s)
     bury(s)
     has_more = take_submitted(s, now_ns)
     take_feedback(s)
@@ -675,7 +720,10 @@ cdef int64_t scheduler_round(SchedulerState* s, int64_t now_ns) noexcept nogil:
     tend_promises(s)
     has_more |= start_waiting(s, now_ns)
     publish(s, now_ns)
+    watch_due_ns = watch(s, now_ns)
     wake_others(s)
-    if has_more:
+    if has_more or watch_due_ns == now_ns:
         return now_ns
-    return books.expiry.nodes[0].time if books.expiry.size else -1
+    if books.expiry.size and (watch_due_ns < 0 or books.expiry.nodes[0].time < watch_due_ns):
+        return books.expiry.nodes[0].time
+    return watch_due_ns

@@ -11,74 +11,8 @@ class TableFull(Exception):
     """Every entry of the request table is taken; come back later."""
 
 
-# What poll() tells, as the first item of each tuple.
-EV_FINISHED = int(OP_FINISHED)
-EV_OUTPUT = int(OP_OUTPUT)
-EV_STARTED = int(OP_STARTED)
-EV_EXPIRED = int(OP_EXPIRED)
-EV_NO_KV = int(OP_NO_KV)
-EV_CANCELLED = int(OP_CANCELLED)
-EV_NO_DEVICE = int(OP_NO_DEVICE)
-EV_SETTLED = int(OP_SETTLED)
-EV_EVICTED = int(OP_EVICTED)
-EV_ANSWERED = int(OP_EVICT)
-
-
 cdef class Work:
     """What a worker needs to know about one request."""
-
-
-@cython.final
-cdef class Outcome:
-    """How an attempt ended. Times are the worker's `now_ns`, 0 where it did not get there."""
-
-    cdef readonly uint32_t finish
-    cdef readonly int32_t error_code
-    cdef readonly uint32_t num_cached_tokens
-    cdef readonly uint32_t num_completion_tokens
-    cdef readonly int64_t started_ns
-    cdef readonly int64_t assigned_ns
-    cdef readonly int64_t prefill_done_ns
-    cdef readonly int64_t first_token_ns
-    cdef readonly int64_t finished_ns
-    cdef readonly uint32_t slot
-
-
-cdef Outcome outcome_of(Attempt* attempt, uint32_t finish):
-    cdef Outcome outcome = Outcome.__new__(Outcome)
-    outcome.slot = attempt.slot
-    outcome.started_ns = attempt.started_ns
-    if finish == FINISH_NONE:
-        # The worker is dead or hangs and may still write: only what came out is known.
-        outcome.finish = FINISH_DEVICE
-        outcome.num_completion_tokens = <uint32_t> attempt.num_tokens_told
-        return outcome
-    outcome.finish = finish
-    outcome.error_code = attempt.error_code
-    outcome.num_cached_tokens = attempt.num_cached_tokens
-    outcome.num_completion_tokens = attempt.num_completion_tokens
-    outcome.assigned_ns = attempt.assigned_ns
-    outcome.prefill_done_ns = attempt.prefill_done_ns
-    outcome.first_token_ns = attempt.first_token_ns
-    outcome.finished_ns = attempt.finished_ns
-    return outcome
-
-
-# Copy the payloads of one kind, or of all but text, from head to tail.
-cdef void gather(OutBuffer* out, uint64_t tail, bint is_text, char* target) noexcept nogil:
-    cdef uint64_t position = out.head
-    cdef Record* record
-    while position != tail:
-        record = <Record*> (out.bytes + (position & (out.capacity - 1)))
-        if (record.kind == RECORD_TEXT) == is_text:
-            out_copy_out(out, position + sizeof(Record), target, record.num_bytes)
-            target += record.num_bytes
-        position += out_footprint(record.num_bytes)
-
-
-# Whether what its worker says is to stay untold. Its finish is the last of that.
-cdef inline bint is_held(const Entry* entry) noexcept nogil:
-    return entry.hold & HOLD_ON and not entry.attempt.told_finished
 
 
 @cython.final
@@ -154,7 +88,7 @@ cdef class Scheduler:
         cdef Entry* entry
         if self.state == NULL:
             return
-        for i in range(self.state.num_slots):
+        for i in range(self.state.num_added):
             is_parked |= is_dead(self.state, i)
         if is_parked:
             return
@@ -168,8 +102,8 @@ cdef class Scheduler:
 
     def add_device_slot(self, *, uint16_t model=0, uint64_t kv_tokens, uint32_t num_sequences,
                         uint32_t num_extra=0, double weight=1.0, uint32_t kv_block=0,
-                        uint32_t lanes=ALL_LANES, uint32_t token_bytes=1):
-        """Add one model on one device, before the first request: its number.
+                        uint32_t lanes=ALL_LANES, uint32_t token_bytes=1, bint is_resting=False):
+        """Add one model on one device: its number. After the first request only for models that have one.
 
         `num_extra` sequences are there beside the others for who is of a better class than
         somebody that runs there. With a `kv_block` a request is promised its prompt and grows
@@ -179,9 +113,9 @@ cdef class Scheduler:
         """
         cdef SchedulerState* s = self.state
         cdef DeviceSlot* slot
-        if self.has_begun:
-            raise RuntimeError("device slots are added before the first request")
-        if s.num_slots == MAX_DEVICE_SLOTS:
+        if self.has_begun and (model >= MAX_MODELS or books_of(s).models[model] == NULL):
+            raise RuntimeError("the first device slot of a model is added before the first request")
+        if s.num_added == MAX_DEVICE_SLOTS:
             raise ValueError("too many device slots")
         if not 1 <= num_sequences <= 65536 or num_extra > 65536 or not 0 < weight <= 1e6:
             raise ValueError("num_sequences at least 1, weight above 0")
@@ -196,11 +130,11 @@ cdef class Scheduler:
         if (ring_init(&slot.dispatch, num_sequences + num_extra)
                 or ring_init(&slot.feedback, num_sequences + num_extra)
                 or ring_init(&slot.events, s.capacity) or waker_init(&slot.waker)
-                or model_init(books_of(s), model)
-                or growth_init(&books_of(s).growths[s.num_slots], num_sequences + num_extra)):
+                or model_init(books_of(s), model, s.capacity)
+                or growth_init(&books_of(s).growths[s.num_added], num_sequences + num_extra)):
             slot_free(slot)
             raise MemoryError
-        slot.index = s.num_slots
+        slot.index = s.num_added
         slot.model = model
         slot.kv_tokens = kv_tokens
         slot.num_sequences = num_sequences
@@ -212,11 +146,15 @@ cdef class Scheduler:
         books_of(s).ledger.slots[slot.index].ceiling = kv_tokens
         books_of(s).ledger.slots[slot.index].num_sequences = num_sequences
         books_of(s).ledger.slots[slot.index].num_extra = num_extra
-        books_of(s).models[model].backlog.num_places += num_sequences
-        books_of(s).models[model].backlog.num_tokens += kv_tokens
+        # Its places count from when the scheduler lets it take requests; see heed().
+        slot.wants_rest = is_resting
+        slot.drained = True
         s.slots[slot.index] = slot
-        s.num_slots += 1
-        share_lanes(s, model)
+        # Release: pairs with the acquire in adopt; all of the above.
+        store_release32(&s.num_added, slot.index + 1)
+        if not self.has_begun:
+            adopt(s)
+            heed(s)
         return slot.index
 
     # --- device slots at run time: from any thread, see core/placement.pxi -----------------
@@ -249,6 +187,23 @@ cdef class Scheduler:
         self.check_slot(slot)
         exchange32(&self.state.slots[slot].wants_headroom, headroom_word(kv_tokens))
         wake(&self.state.waker)
+
+    def rest_slot(self, uint32_t slot, bint is_resting=True):
+        """As drain_slot and undrain_slot, for who looks after its health; either of the two drains it."""
+        self.check_slot(slot)
+        store_release32(&self.state.slots[slot].wants_rest, is_resting)
+        wake(&self.state.waker)
+
+    def limit_slot(self, uint32_t slot, uint32_t num_running=0):
+        """Let no more than so many run there at once from now on; 0: as many as it has sequences."""
+        self.check_slot(slot)
+        store_relaxed32(&self.state.slots[slot].wants_limit, num_running)
+        wake(&self.state.waker)
+
+    def set_stall(self, uint32_t slot, int64_t stall_ns):
+        """Take a step that lasts so long for one that never ends; 0: none is."""
+        self.check_slot(slot)
+        store_relaxed(&self.state.slots[slot].stall_ns, max(stall_ns, 0))
 
     def set_use(self, uint32_t slot, uint32_t percent):
         """Tell how busy its device is, in percent, whoever keeps it so."""
@@ -408,7 +363,7 @@ cdef class Scheduler:
         cdef Entry* entry = &self.state.table[index]
         self.count_out(entry)
         entry.hold &= ~<uint32_t> HOLD_ON
-        if entry.hold & (HOLD_WORD | HOLD_END) and not entry.hold & HOLD_LISTED:
+        if entry.hold & (HOLD_WORD | HOLD_END | HOLD_LOST) and not entry.hold & HOLD_LISTED:
             entry.hold |= HOLD_LISTED
             entry.next = self.lifted_head
             self.lifted_head = index
@@ -448,7 +403,7 @@ cdef class Scheduler:
         # then every word of a worker about an attempt has been taken when its OP_SETTLED
         # is, and an entry has at most one cell in an event ring.
         num_cells = ring_size(&s.events)
-        for i in range(s.num_slots):
+        for i in range(s.num_added):
             self.poll_worker(out, s.slots[i])
         # Before the scheduler: what is settled there leaves no word behind.
         self.poll_lifted(out)
@@ -457,7 +412,7 @@ cdef class Scheduler:
 
     cdef int poll_worker(self, list out, DeviceSlot* slot) except -1:
         cdef uint64_t cell
-        cdef uint64_t num_cells = ring_size(&slot.events)
+        cdef uint64_t num_cells = 0 if slot.is_closed else ring_size(&slot.events)
         cdef Entry* entry
         while num_cells and ring_try_pop(&slot.events, &cell):
             num_cells -= 1
@@ -483,6 +438,8 @@ cdef class Scheduler:
                 continue
             if entry.hold & HOLD_END:
                 self.tell_settled(out, index, entry.attempt)
+            elif entry.hold & HOLD_LOST:
+                self.take_back(out, index, entry.attempt)
             elif entry.hold & HOLD_WORD:
                 self.tell(out, index, entry.attempt)
 
@@ -503,7 +460,9 @@ cdef class Scheduler:
             if op == OP_STARTED:
                 self.tell_started(out, index, attempt)
                 continue
-            if op != OP_SETTLED:
+            if op == OP_LOST:
+                self.take_back(out, index, attempt)
+            elif op != OP_SETTLED:
                 out.append((op, sink, None))
                 out.append((OP_SETTLED, sink, None))
                 self.release(index)
@@ -518,11 +477,37 @@ cdef class Scheduler:
     # The last of one that ran.
     cdef int tell_settled(self, list out, uint32_t index, Attempt* attempt) except -1:
         sink = <object> self.state.table[index].sink
-        self.tell(out, index, attempt)
+        if not attempt.is_cut:
+            self.tell(out, index, attempt)
         if not attempt.told_finished:
             out.append((OP_FINISHED, sink, outcome_of(attempt, FINISH_NONE)))
         out.append((OP_SETTLED, sink, None))
         self.release(index)
+
+    # Its device slot is dead: read for the last time what came out, and let it go on from there.
+    cdef int take_back(self, list out, uint32_t index, Attempt* attempt) except -1:
+        cdef Entry* entry = &self.state.table[index]
+        # Whatever still comes in that ring is about attempts that are cut.
+        self.state.slots[attempt.slot].is_closed = True
+        if is_held(entry):
+            entry.hold |= HOLD_LOST
+            return 0
+        entry.hold &= ~<uint32_t> HOLD_LOST
+        self.tell(out, index, attempt)
+        # Acquire: pairs with note_made. After the text, so that it is none without its token.
+        attempt.num_cut = load_acquire32(&attempt.num_made)
+        attempt.is_cut = True
+        self.num_kept += 1
+        if load_relaxed32(&entry.cancel):
+            attempt.ended_as = FINISH_CANCELLED
+        if attempt.told_finished or attempt.ended_as:
+            return self.tell_settled(out, index, attempt)
+        # What was made before is counted to the prompt already.
+        entry.num_prompt_tokens += attempt.num_cut - attempt.num_given
+        entry.max_tokens -= min(entry.max_tokens, attempt.num_cut - attempt.num_given)
+        # Cannot be full: see state_init. What it was submitted with has long been taken.
+        ring_try_push(&self.state.submit, message(OP_AGAIN, self.handle(index)))
+        wake(&self.state.waker)
 
     cdef inline int tell_started(self, list out, uint32_t index, Attempt* attempt) except -1:
         # A worker's first word may be read before the scheduler's OP_STARTED.
@@ -555,7 +540,7 @@ cdef class Scheduler:
         # Acquire: pairs with the release in out_write; whole records.
         cdef uint64_t tail = load_acquire(&buffer.tail)
         cdef uint64_t position = buffer.head
-        cdef uint64_t num_text_bytes = 0, num_other_bytes = 0, num_tokens = 0
+        cdef uint64_t num_text_bytes = 0, num_other_bytes = 0, num_tokens = 0, num_logprobs = 0
         cdef Record* record
         if position == tail:
             return 0
@@ -566,6 +551,7 @@ cdef class Scheduler:
                 num_tokens += record.num_tokens
             else:
                 num_other_bytes += record.num_bytes
+                num_logprobs += 1
             position += out_footprint(record.num_bytes)
         text = PyBytes_FromStringAndSize(NULL, num_text_bytes)
         gather(buffer, tail, True, PyBytes_AS_STRING(text))
@@ -574,6 +560,8 @@ cdef class Scheduler:
             logprobs = PyBytes_FromStringAndSize(NULL, num_other_bytes)
             gather(buffer, tail, False, PyBytes_AS_STRING(logprobs))
         attempt.num_tokens_told += num_tokens
+        attempt.num_bytes_told += num_text_bytes
+        attempt.num_logprobs_told += num_logprobs
         # Release: pairs with the acquire in out_free; those bytes are copied.
         store_release(&buffer.head, tail)
         out.append((OP_OUTPUT, <object> sink, text, num_tokens, logprobs))
@@ -585,14 +573,15 @@ cdef class Scheduler:
         cdef void* sink = entry.sink
         cdef bint is_kept = (entry.attempt != NULL
                              and is_dead(self.state, entry.attempt.slot))
+        # Its worker may hang and wake up, even in the middle of finish_request, so the attempt
+        # and the work stay with it; no more than the device slot ran.
+        if entry.attempt == NULL or not (is_kept or entry.attempt.earlier != NULL):
+            Py_DECREF(<object> owner)
         entry.owner = entry.sink = NULL
         if is_kept:
-            # Its worker may hang and wake up, even in the middle of finish_request, so
-            # the attempt and the work stay with it; no more than the device slot ran.
-            self.num_kept += 1
+            self.num_kept += not entry.attempt.is_cut
         else:
             free(entry.attempt)
-            Py_DECREF(<object> owner)
         entry.attempt = NULL
         self.count_out(entry)
         entry.hold = 0
@@ -614,9 +603,9 @@ cdef class Scheduler:
         cdef Entry* entry = self.live(handle)
         if entry == NULL:
             return None
-        if entry.hold & HOLD_END:
+        if entry.hold & (HOLD_END | HOLD_LOST):
             return "running"
-        return ("submitted", "waiting", "running")[load_relaxed32(&entry.state)]
+        return ("submitted", "waiting", "running", "running")[load_relaxed32(&entry.state)]
 
     def position(self, uint64_t handle):
         """The place in its model's lane, from 1, while it waits; else None.
@@ -695,14 +684,14 @@ cdef class Scheduler:
         (keys, device slots) and what runs (out-buffers) is not in it.
         """
         # The cells: 3 to submit, 2 to be told by the scheduler, 1 by each worker.
-        cdef uint64_t num_cells = 3 + 2 + self.state.num_slots
+        cdef uint64_t num_cells = 3 + 2 + self.state.num_added
         return (sizeof(Entry) + num_cells * sizeof(uint64_t) + sizeof(Timed) + 2 * sizeof(Timed)
                 + 2 * sizeof(uint32_t) + sizeof(Links))
 
     def slots(self):
         """What each device slot has and has promised."""
         cdef uint32_t i
-        return [device_figures(self.state, i) for i in range(self.state.num_slots)]
+        return [device_figures(self.state, i) for i in range(self.state.num_added)]
 
     def snapshot(self):
         """All counters, each exact, not all of one moment."""
@@ -727,7 +716,7 @@ cdef class Scheduler:
     # --- a worker's thread --------------------------------------------------------------
 
     cdef int check_slot(self, uint32_t slot) except -1:
-        if slot >= self.state.num_slots:
+        if slot >= self.state.num_added:
             raise IndexError("no such device slot")
         return 0
 
@@ -772,6 +761,15 @@ cdef class Scheduler:
         attempt.finished_ns = finished_ns
         finish_request(self.state, attempt, finish)
 
+    def note_made(self, uint64_t handle, int32_t token):
+        """Note a token of the answer, before its text. Raises ValueError if it does not run."""
+        note_made(self.running_attempt(handle), token)
+
+    def given(self, uint64_t handle):
+        """The tokens from which it is to go on. Raises ValueError if it does not run."""
+        cdef Attempt* attempt = self.running_attempt(handle)
+        return [attempt.made[i] for i in range(attempt.num_given)]
+
     def is_cancelled(self, uint64_t handle):
         """Whether its client wants it ended. Raises ValueError if it does not run."""
         return bool(wants_end(self.state, self.running_attempt(handle)))
@@ -783,6 +781,11 @@ cdef class Scheduler:
     def granted(self, uint64_t handle):
         """KV tokens it may hold; 0: it is to give up its cells. Raises ValueError if it does not run."""
         return granted_tokens(self.running_attempt(handle))
+
+    def begin_step(self, uint32_t slot, int64_t now_ns):
+        """Note when the step began that is under way; 0: none is."""
+        self.check_slot(slot)
+        store_relaxed(&self.state.slots[slot].step_began_ns, now_ns)
 
     def end_step(self):
         """Wake who sleeps, loop and scheduler; how many eventfd writes that took."""

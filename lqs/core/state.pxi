@@ -20,14 +20,14 @@ cdef int models_init(Books* books, SchedulerState* s, uint32_t num_lanes, uint32
                      uint32_t num_keys) noexcept nogil:
     books.models[0] = <ModelQueue*> calloc(1, sizeof(ModelQueue))
     books.num_models = 1
-    if books.models[0] == NULL:
+    if books.models[0] == NULL or again_init(&books.models[0].again, s.capacity):
         return -1
     books.backlog = &books.models[0].backlog
     return backlog_init(books.backlog, s.table, s.capacity, num_lanes, num_levels, num_keys, NULL)
 
 
 # A queue for a model that gets its first device slot; the rules are the first one's.
-cdef int model_init(Books* books, uint32_t model) noexcept nogil:
+cdef int model_init(Books* books, uint32_t model, uint32_t capacity) noexcept nogil:
     cdef ModelQueue* queue = books.models[model]
     if queue != NULL:
         return 0
@@ -40,6 +40,10 @@ cdef int model_init(Books* books, uint32_t model) noexcept nogil:
         return -1
     queue.backfill.bypass_max = books.models[0].backfill.bypass_max
     queue.backfill.bypass_ns = books.models[0].backfill.bypass_ns
+    if again_init(&queue.again, capacity):
+        backlog_free(&queue.backlog)
+        free(queue)
+        return -1
     books.models[model] = queue
     books.num_models = max(books.num_models, model + 1)
     return 0
@@ -69,10 +73,10 @@ cdef void slot_free(DeviceSlot* slot) noexcept nogil:
 cdef void state_free(SchedulerState* s) noexcept nogil:
     cdef Books* books = books_of(s)
     cdef uint32_t i
-    for i in range(s.num_slots):
+    for i in range(s.num_added):
         slot_free(s.slots[i])
     if books != NULL:
-        for i in range(s.num_slots):
+        for i in range(s.num_added):
             growth_free(&books.growths[i])
         free(books.growths)
         lengths_free(&books.lengths)
@@ -80,6 +84,7 @@ cdef void state_free(SchedulerState* s) noexcept nogil:
             # The first one lends to the others.
             if books.models[books.num_models - 1 - i] != NULL:
                 backlog_free(&books.models[books.num_models - 1 - i].backlog)
+                again_free(&books.models[books.num_models - 1 - i].again)
                 free(books.models[books.num_models - 1 - i])
         ledger_free(&books.ledger)
         free(books.expiry.memory)
@@ -109,6 +114,7 @@ cdef dict device_figures(SchedulerState* s, uint32_t i):
         "model": s.slots[i].model,
         "num_extra": books.ledger.slots[i].num_extra,
         "is_dead": bool(is_dead(s, i)),
+        "is_stalled": bool(load_relaxed32(&s.slots[i].is_stalled)),
         "is_drained": is_drained,
         "headroom": headroom_seen(&books.ledger.slots[i]),
         "lanes": load_relaxed32(&s.slots[i].lanes_served) & ((1U << books.backlog.num_lanes) - 1),
@@ -184,7 +190,7 @@ cdef dict core_figures(SchedulerState* s):
     return {
         "levels": [level_figures(&books.levels[i], &books.permits[i])
                    for i in range(books.backlog.num_levels)],
-        "slots": [device_figures(s, i) for i in range(s.num_slots)],
+        "slots": [device_figures(s, i) for i in range(s.num_added)],
         "lanes": [{**lane_figures(&books.lanes[i]),
                    "share": books.backlog.lane_weights[i] / books.backlog.lane_weight_sum}
                   for i in range(books.backlog.num_lanes)],
@@ -198,9 +204,10 @@ cdef dict core_figures(SchedulerState* s):
         "rings": {"submit": ring_figures(&s.submit),
                   "events": ring_figures(&s.events),
                   **{f"events_{i}": ring_figures(&s.slots[i].events)
-                     for i in range(s.num_slots)}},
+                     for i in range(s.num_added)}},
         "num_entered": load_relaxed(&books.total.taken),
         "num_running": load_relaxed(&books.num_running),
+        **failover_figures(&books.failover),
         "num_decisions": load_relaxed(&books.num_decisions),
         "num_rounds": load_relaxed(&books.num_rounds),
         "num_broken": load_relaxed(&books.num_broken),

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <dlfcn.h>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
@@ -102,6 +103,38 @@ static inline void lqs_install_callbacks(lqs_death_fn on_death, int log_level_mi
 }
 
 static inline void lqs_bind_worker(void * worker) { lqs_thread_worker = worker; }
+
+/* ---- drills (chaos.pxi) --------------------------------------------------------- */
+
+static void lqs_assert_on_helper(struct ggml_tensor *, const struct ggml_tensor *, int thread, int, void *) {
+    if (thread == 1) {
+        GGML_ABORT("a drill's assert on a helper thread");
+    }
+}
+
+/* Computes a real graph on two threads, of which the second gives up; this one then waits for it at
+ * ggml's barrier. Found by name: the backend that has it is no library of ours to link. */
+static inline void lqs_abort_on_helper(void) {
+    typedef enum ggml_status (*compute_fn)(struct ggml_context *, struct ggml_cgraph *, int);
+    compute_fn compute = (compute_fn) dlsym(RTLD_DEFAULT, "ggml_graph_compute_with_ctx");
+    struct ggml_init_params params = {1 << 20, nullptr, false};
+    struct ggml_context * ctx = compute != nullptr ? ggml_init(params) : nullptr;
+    if (ctx == nullptr) {
+        lqs_say("lqs: this drill needs ggml's CPU backend\n");
+        return;
+    }
+    struct ggml_tensor * row = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, 16);
+    struct ggml_cgraph * graph = ggml_new_graph(ctx);
+    ggml_build_forward_expand(graph, ggml_map_custom1(ctx, row, lqs_assert_on_helper, 2, nullptr));
+    compute(ctx, graph, 2);
+    ggml_free(ctx);
+}
+
+static inline void lqs_sleep(int64_t ns) {
+    struct timespec left = {(time_t) (ns / 1000000000), (long) (ns % 1000000000)};
+    while (nanosleep(&left, &left) != 0) {
+    }
+}
 
 /* llama_decode, or LQS_RC_THROWN. */
 static inline int32_t lqs_decode(struct llama_context * ctx, struct llama_batch batch) {

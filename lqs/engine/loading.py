@@ -14,15 +14,15 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from lqs._core import set_capacity
-from lqs.engine.drill import Break
+from lqs.engine.drill import FAIL_LOAD, ON_CARD, Break, check_slots
 from lqs.engine.plan import Plan, SlotPlan, padded, smaller
 from lqs.engine.served import Served
-from lqs.engine.slot import Slot, Worker
+from lqs.engine.slot import NoWorker, Slot, Worker
 from lqs.errors import DeviceError, NoRoom
 from lqs.observe.log import Log
 from lqs.placement.gpus import Gpu, Snapshot
@@ -55,6 +55,7 @@ class Seat:
 
     number: int
     device: str  # Its name, with that of the model where the model is not the first.
+    place: int  # Among those of its model.
     plan: SlotPlan
 
 
@@ -86,45 +87,35 @@ class Loader:
         # The reservations of device slots that open at the same time.
         self._is_deciding = threading.Lock()
         self._drill = drill
+        self._loads_to_fail = {each.slot: each.times for each in drill if each.kind == FAIL_LOAD}
+
+    def check_drill(self, num_slots: int) -> None:
+        """See that the drill names device slots that there are. Raises ConfigError."""
+        check_slots(self._drill, num_slots)
 
     def load(self, served: Served, seats: Sequence[Seat], plan: Plan, tell: Callable[[Slot], None]) -> None:
-        """Load the weights and open every device slot; `tell` hears of each that is open. Takes long.
+        """Load the weights and open every device slot; `tell` hears of each. Takes long.
 
-        Raises StartError if none opens, or the file cannot be used; what was opened is told before.
+        Raises StartError if the file cannot be used, or none opens; one that does not is told at the end, with a
+        worker that says why.
         """
         began_s = time.monotonic()
-        weights = self._load_weights(served, seats)
+        self._load_weights(served, seats)
         served.prepare(plan)
         self._log.info("weights loaded", model=served.name, seconds=round(time.monotonic() - began_s, 2))
         if served.template is None:
             problem = "is missing" if served.template_error is None else f"cannot be used: {served.template_error}"
             self._log.warning("no chat: the model's chat template " + problem, model=served.name)
-        failures: list[DeviceError] = []
-
-        def open_one(seat: Seat) -> None:
-            try:
-                slot = self._open(served, seat, plan, weights[_weights_of(seat)])
-            except DeviceError as error:
-                self._log.error("device slot does not open", device=seat.device, reason=str(error))
-                failures.append(error)
-            else:
-                seconds = round(time.monotonic() - began_s, 2)
-                self._log.info("device slot opened", device=seat.device, kv_tokens=slot.kv_tokens, seconds=seconds)
-                tell(slot)
-
-        on_gpus = [seat for seat in seats if not seat.plan.group.is_cpu]
-        with ThreadPoolExecutor(max(len(on_gpus), 1), thread_name_prefix="lqs-open") as pool:
-            for done in [pool.submit(open_one, seat) for seat in on_gpus]:
-                done.result()
-        for seat in seats:
-            if seat.plan.group.is_cpu:
-                self._at_home(seat, open_one)
-        if len(failures) == len(seats):
-            raise failures[0]
+        opening = _Opening(partial(self.open_one, served, plan=plan), tell, self._log)
+        opening.open_all(seats)
+        if len(opening.failed) == len(seats):
+            raise DeviceError(opening.failed[0].death)
+        for slot in opening.failed:
+            tell(slot)
         if served.kv_problem is not None:
             self._log.warning("KV: " + served.kv_problem, model=served.name)
 
-    def _load_weights(self, served: Served, seats: Sequence[Seat]) -> dict[str, Model]:
+    def _load_weights(self, served: Served, seats: Sequence[Seat]) -> None:
         """The weights by where they lie. The first are the model's own, which know its vocabulary."""
         weights: dict[str, Model] = {}
         for seat in seats:
@@ -141,23 +132,18 @@ class Loader:
             else:
                 model.load(numbers, seat.plan.parts)
             weights[where] = model
-        served.weights = list(weights.values())
-        return weights
+        served.weights = weights
 
-    def _at_home(self, seat: Seat, open_one: Callable[[Seat], None]) -> None:
-        """Open a CPU device slot on its own cores, in a thread of its own: libllama's threads stay where it was."""
+    def open_one(self, served: Served, seat: Seat, plan: Plan) -> Slot:
+        """A device slot with the largest context that there is memory for, its weights loaded before.
 
-        def body() -> None:
-            if seat.plan.cores:
-                os.sched_setaffinity(0, seat.plan.cores)
-            open_one(seat)
-
-        thread = threading.Thread(target=body, name="lqs-open", daemon=True)
-        thread.start()
-        thread.join()
-
-    def _open(self, served: Served, seat: Seat, plan: Plan, model: Model) -> Slot:
-        """A worker with the largest context that there is memory for. Raises DeviceError."""
+        A thread of its own calls this, for it stays on the cores of the device slot, where that is measured, and
+        so do those that libllama starts to compute with. Raises DeviceError.
+        """
+        if seat.plan.cores:
+            os.sched_setaffinity(0, seat.plan.cores)
+        self._fail_load(seat.number)
+        model = served.weights[_weights_of(seat)]
         kv_block, problem = _kv_block(served)
         served.kv_problem = problem
         kv_tokens, reason = seat.plan.kv_tokens, ""
@@ -177,18 +163,30 @@ class Loader:
             set_capacity(self._scheduler, seat.number, kv_tokens, kv_block)
             served.kv_problem = served.kv_problem or _other_kv(plan, worker)
             for each in self._drill:
-                if each.slot == seat.number:
-                    worker.break_at(each.kind, step=each.step)
+                if each.slot == seat.number and each.kind not in (FAIL_LOAD, ON_CARD):
+                    worker.break_at(each.kind, step=each.step, rc=each.rc, times=each.times, for_s=each.for_s)
             return Slot(
                 seat.device,
                 worker,
                 kv_tokens,
                 seat.number,
-                cards=tuple(gpu.uuid for gpu in seat.plan.group.gpus),
+                seat.place,
+                cards=self._cards_of(seat),
                 token_bytes=plan.kv_bytes_per_token,
                 cores=seat.plan.cores,
             )
         raise DeviceError(f"{seat.device}: no context fits, not even {kv_tokens} tokens: {reason}.")
+
+    def _cards_of(self, seat: Seat) -> tuple[str, ...]:
+        """The GPUs that it runs on, or that a drill says it does."""
+        bound = tuple(each.card for each in self._drill if each.slot == seat.number and each.kind == ON_CARD)
+        return bound or tuple(gpu.uuid for gpu in seat.plan.group.gpus)
+
+    def _fail_load(self, number: int) -> None:
+        """What a drill ordered for this load. Raises DeviceError."""
+        if self._loads_to_fail.get(number, 0) > 0:
+            self._loads_to_fail[number] -= 1
+            raise DeviceError("the device slot cannot be opened: a drill says so")
 
     def _try(self, served: Served, seat: Seat, plan: Plan, model: Model, kv_tokens: int, kv_block: int) -> Worker:
         """One try with so much context, its memory promised meanwhile. Raises NoRoom, DeviceError."""
@@ -237,6 +235,46 @@ class Loader:
                 free = self._loads.headroom_bytes(gpu) or 0
                 raise NoRoom(f"{gpu.uuid} has {free // _MB} MB to give beside its margin, {each // _MB} MB are needed")
         return promised
+
+
+class _Opening:
+    """Opens the device slots of one model. `failed` are those that could not be opened."""
+
+    def __init__(self, open_one: Callable[[Seat], Slot], tell: Callable[[Slot], None], log: Log) -> None:
+        self.failed: list[Slot] = []
+        self._open_one = open_one
+        self._tell = tell
+        self._log = log
+        self._counted: dict[str, int] = {}
+
+    def open_all(self, seats: Sequence[Seat]) -> None:
+        """Those on GPUs at the same time, those on cores one after another: they would measure each other."""
+        on_gpus = [seat for seat in seats if not seat.plan.group.is_cpu]
+        on_cores = [seat for seat in seats if seat.plan.group.is_cpu]
+        for group in (on_gpus, *([seat] for seat in on_cores)):
+            threads = [
+                threading.Thread(target=self._open, args=(seat,), name="lqs-open", daemon=True) for seat in group
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        for slot in self.failed:
+            # It counts nothing, under the same names as the others.
+            slot.worker = NoWorker(slot.death, self._counted)
+
+    def _open(self, seat: Seat) -> None:
+        began_s = time.monotonic()
+        try:
+            slot = self._open_one(seat)
+        except DeviceError as error:
+            self._log.error("device slot does not open", device=seat.device, reason=str(error))
+            self.failed.append(Slot(seat.device, NoWorker(str(error)), seat.plan.kv_tokens, seat.number, seat.place))
+        else:
+            seconds = round(time.monotonic() - began_s, 2)
+            self._log.info("device slot opened", device=seat.device, kv_tokens=slot.kv_tokens, seconds=seconds)
+            self._counted = dict.fromkeys(slot.worker.snapshot(), 0)
+            self._tell(slot)
 
 
 def _weights_of(seat: Seat) -> str:

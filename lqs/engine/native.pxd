@@ -99,6 +99,8 @@ cdef extern from "engine/_native.h" nogil:
     void lqs_say(const char* text)
     void lqs_install_callbacks(lqs_death_fn on_death, int log_level_min)
     void lqs_bind_worker(void* worker)
+    void lqs_abort_on_helper()
+    void lqs_sleep(int64_t ns)
 
     int32_t lqs_decode(llama_context* ctx, llama_batch batch)
     float* lqs_logits(llama_context* ctx, int32_t i)

@@ -45,7 +45,7 @@ class Served:
         self.is_loading = True
         self.is_absent = config.model.on_demand
         self.is_on_demand = config.model.on_demand
-        self.weights: list[Model] = []  # All that are to be freed in the end.
+        self.weights: dict[str, Model] = {}  # By where they lie: all that are to be freed in the end.
         self._stall_s = config.engine.stall_s
         self._model: Model | None = None
         self._load_began_ns = time.monotonic_ns()

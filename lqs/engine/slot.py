@@ -9,6 +9,9 @@ from typing import Any, Protocol
 
 from lqs.request import NS_PER_S
 
+NS_PER_MS = 1_000_000
+_STALL_STEPS = 10
+
 
 class Worker(Protocol):
     """The native worker, as far as its life goes."""
@@ -30,20 +33,41 @@ class Worker(Protocol):
     def run(self) -> None: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
-    def break_at(self, kind: str, *, step: int) -> None: ...
+    def break_at(self, kind: str, *, step: int, rc: int, times: int, for_s: float) -> None: ...
     def snapshot(self) -> dict[str, Any]: ...
 
 
-@dataclass(slots=True)
+class NoWorker:
+    """Stands where a device slot could not be opened. `figures` are what a worker counts: nothing here."""
+
+    state, is_parked, step_began_ns, budget = "failed", False, 0, 0
+
+    def __init__(self, why: str, figures: dict[str, int] | None = None) -> None:
+        self.death = why
+        self.calibration: dict[int, float] = {}
+        self.swapping: dict[str, float] = {}
+        self.figures = figures or {}
+
+    def run(self) -> None: ...
+    def stop(self) -> None: ...
+    def close(self) -> None: ...
+    def break_at(self, kind: str, *, step: int, rc: int, times: int, for_s: float) -> None: ...
+    def snapshot(self) -> dict[str, Any]:
+        return self.figures
+
+
+@dataclass(slots=True, eq=False)
 class Slot:
     """One device slot and its thread. Owner: the event loop."""
 
     device: str
     worker: Worker
     kv_tokens: int
-    number: int  # The core's.
-    thread: threading.Thread | None = None
+    number: int  # The core's; another one when it is opened anew.
+    place: int = 0  # Among those of its model.
     cards: tuple[str, ...] = ()  # UUIDs of the GPUs that it runs on.
+    lost: str = ""  # Why its GPU cannot be used any more.
+    thread: threading.Thread | None = None
     token_bytes: int = 0  # A KV cell.
     cores: frozenset[int] = frozenset()  # Where its thread, and those that compute for it, run; empty: anywhere.
 
@@ -58,11 +82,21 @@ class Slot:
             os.sched_setaffinity(0, self.cores)
         self.worker.run()
 
+    def stall_ns(self, least_s: float) -> int:
+        """A step that takes so long never ends: ten times the slowest that was measured, at least `least_s`."""
+        slowest_ms = max(self.worker.calibration.values(), default=0.0)
+        return int(max(least_s * NS_PER_S, _STALL_STEPS * slowest_ms * NS_PER_MS))
+
     def is_healthy(self, now_ns: int, stall_s: float) -> bool:
         """Whether it works: alive, and not inside one step for too long."""
         began_ns = self.worker.step_began_ns
         is_stalled = began_ns > 0 and now_ns - began_ns > stall_s * NS_PER_S
         return self.worker.state == "ready" and not is_stalled
+
+    @property
+    def death(self) -> str:
+        """What killed it; empty while it lives."""
+        return self.lost or self.worker.death
 
     @property
     def state(self) -> str:

@@ -3,9 +3,10 @@
 A device slot is one model on one device with a worker thread of its own. `cpu:0`, `cpu:1`, ... share
 the cores and the weights of the machine; each has a context, and so a KV budget, of its own.
 
-    seat       at the start, drained: the core has a place for the device slot, nobody can start there
-    take up    a worker has been opened on it (engine/loading.py): its thread starts, the seat is undrained
-    leave      drained, empty, the worker is closed; the seat stays for the next one
+    seat       at the start: the core has a place for the device slot, where it rests and nobody can start
+    take up    a worker has been opened on it (engine/loading.py): its thread starts, requests come
+    leave      it rests, runs empty, the worker is closed; the seat stays for the next one
+    again      it died: another one is opened beside what is left of it (engine/keeper.py)
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lqs.config import Config
+from lqs.engine.anew import Anew
 from lqs.engine.catalog import Entry, check_limits
 from lqs.engine.loading import Loader, Seat
 from lqs.engine.plan import Plan
 from lqs.engine.routing import Routing
 from lqs.engine.served import Served
 from lqs.engine.slot import Slot
-from lqs.errors import DeviceError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from lqs._core import Scheduler
+    from lqs.engine.library import Model
 
 # Runs a function in the thread that owns the device slots.
 Tell = Callable[[Callable[[], None]], object]
@@ -36,8 +38,8 @@ Tell = Callable[[Callable[[], None]], object]
 class Models:
     """All that is served, under names.
 
-    Owner: the event loop, but for `load_residents` and `load_one`, which threads of their own run; what they open
-    they hand over by `tell`.
+    Owner: the event loop, but for `load_residents`, `load_one`, `open_again` and `leave`, which threads of their
+    own run; what they open they hand over.
     """
 
     def __init__(
@@ -56,6 +58,10 @@ class Models:
         self._routing = Routing([(entry.name, entry.model.share, entry.model.aliases) for entry in entries])
         self._plans = dict(zip(self._served, plans, strict=True))
         self._seats = {name: self._seat(served) for name, served in self._served.items()}
+        loader.check_drill(sum(map(len, self._seats.values())))
+        self._anew = Anew()
+        # Weights that somebody may still stand in.
+        self._kept: list[Model] = []
 
     @property
     def path(self) -> Path:
@@ -79,8 +85,8 @@ class Models:
 
     @property
     def slots(self) -> Iterator[Slot]:
-        """All device slots that have a worker."""
-        return (slot for served in list(self._served.values()) for slot in list(served.slots))
+        """All device slots of models that are there."""
+        return (slot for served in list(self._served.values()) if not served.is_absent for slot in list(served.slots))
 
     def when_there(self, came: Callable[[Served], None]) -> None:
         """Have `came` called for each model as the first of its device slots takes work, while the server starts."""
@@ -116,6 +122,8 @@ class Models:
         """The model that may answer in its place."""
         return self._served.get(served.fallback)
 
+    # Coming.
+
     def load_residents(self, tell: Tell = lambda do: do()) -> Plan:
         """Load all that is not on demand; takes long. The first one's plan. Raises StartError."""
         residents = [served for served in self._served.values() if not served.is_on_demand]
@@ -126,43 +134,73 @@ class Models:
 
     def load_one(self, served: Served, tell: Tell = lambda do: do()) -> None:
         """Load a model and open its device slots, each of which takes work at once. Raises StartError."""
-        dead = {number for number, account in enumerate(self._scheduler.slots()) if account["is_dead"]}
-        seats = [seat for seat in self._seats[served.name] if seat.number not in dead]
-        if not seats:
-            raise DeviceError(f"{served.name}: all its device slots have died; they come back after a restart.")
 
         def hand_over(slot: Slot) -> None:
             tell(partial(self._take_up, served, slot))
 
-        self._loader.load(served, seats, self._plans[served.name], hand_over)
+        self._loader.load(served, self._seats[served.name], self._plans[served.name], hand_over)
 
     def replan(self, served: Served, plan: Plan) -> None:
-        """Plan a model anew before it is loaded again, for the same devices."""
+        """Plan a model anew before it is loaded again, for the same devices; what died gets another seat."""
         self._plans[served.name] = plan
+        accounts = self._scheduler.slots()
         pairs = zip(self._seats[served.name], plan.slots, strict=True)
-        self._seats[served.name] = [Seat(seat.number, seat.device, slot) for seat, slot in pairs]
+        self._seats[served.name] = [
+            Seat(seat.number, seat.device, seat.place, slot)
+            if not accounts[seat.number]["is_dead"]
+            else self._add(served, seat.place)
+            for seat, slot in pairs
+        ]
+
+    # Going.
 
     def close_to_newcomers(self, served: Served) -> None:
-        """Nobody starts on its device slots any more."""
-        served.is_loading = served.is_absent = True
+        """Nobody starts on its device slots any more, and none of them is opened anew."""
+        self._anew.close_off(served)
         for slot in served.slots:
-            self._scheduler.drain_slot(slot.number)
+            self._scheduler.rest_slot(slot.number)
 
     def is_empty(self, served: Served) -> bool:
         """Whether nothing runs on its device slots, and nothing will."""
         accounts = self._scheduler.slots()
         mine = [accounts[slot.number] for slot in served.slots]
-        return all(each["is_dead"] or (each["is_drained"] and not each["num_running"]) for each in mine)
+        is_over = all(each["is_dead"] or (each["is_drained"] and not each["num_running"]) for each in mine)
+        return is_over and not self._anew.is_opening(served)
 
     def leave(self, served: Served, limit_s: float) -> bool:
-        """Close the workers of an empty model and free its weights; False if a thread did not end. Blocks."""
-        ended = [slot.close(limit_s) for slot in reversed(served.slots)]
-        served.slots = [slot for slot, has_ended in zip(reversed(served.slots), ended, strict=True) if not has_ended]
-        if not served.slots:
-            for model in served.weights:
-                model.close()
-            served.weights = []
-        return not served.slots
+        """Close the workers of an empty model and free its weights; False if a thread stands in them. Blocks."""
+        slots, served.slots = served.slots, []
+        for slot in [*reversed(slots), *self._anew.pop_spare(served)]:
+            if not slot.close(limit_s):
+                self._anew.leave(served, slot)
+        return self._free(served)
+
+    # Again.
+
+    def add_again(self, slot: Slot) -> int:
+        """A place in the core for a device slot that is opened anew; nobody starts there yet.
+
+        Raises ValueError when there are as many as there may be.
+        """
+        return self._add(self._served_of(slot), slot.place).number
+
+    def open_again(self, slot: Slot, number: int) -> Slot:
+        """Open it anew, beside what is left of it: a thread of its own calls this. Raises DeviceError."""
+        served = self._served_of(slot)
+        with self._anew.opening(served) as opened:
+            plan = self._plans[served.name]
+            seat = Seat(number, slot.device, slot.place, plan.slots[slot.place])
+            opened.append(self._loader.open_one(served, seat, plan))
+        return opened[0]
+
+    def replace(self, slot: Slot, new: Slot) -> None:
+        """Let the new one stand for the old one, which is never freed, and start it."""
+        served = self._served_of(slot)
+        self._anew.take(served, new, slot)
+        served.slots = [new if each is slot else each for each in served.slots]
+        seats = self._seats[served.name]
+        seats[slot.place] = Seat(new.number, new.device, new.place, seats[slot.place].plan)
+        self._start(new)
 
     def snapshots(self) -> Mapping[str, Mapping[str, Any]]:
         """The published counters of every device slot, by device."""
@@ -180,17 +218,23 @@ class Models:
     def set_weights(self, config: Config) -> None:
         """Give the device slots the weights of a config that was read again."""
         for seats in self._seats.values():
-            for place, seat in enumerate(seats):
-                self._scheduler.set_weight(seat.number, config.placement.weight_of(place))
+            for seat in seats:
+                self._scheduler.set_weight(seat.number, config.placement.weight_of(seat.place))
 
     def close(self, limit_s: float) -> bool:
         """Stop every worker, then free contexts and weights; False if a thread did not end."""
-        ended = [slot.close(limit_s) for slot in reversed(list(self.slots))]
-        if all(ended):
-            for served in self._served.values():
-                for model in served.weights:
-                    model.close()
-        return all(ended)
+        # What does not end keeps nobody else from being closed.
+        have_left = [self.leave(served, limit_s) for served in reversed(self._served.values())]
+        return all(have_left) and not self._kept
+
+    def _free(self, served: Served) -> bool:
+        weights, served.weights = list(served.weights.values()), {}
+        if any(not slot.close(0) for slot in self._anew.left(served)):
+            self._kept += weights
+            return False
+        for model in weights:
+            model.close()
+        return True
 
     def _end_start(self) -> None:
         self._is_starting = False
@@ -199,36 +243,51 @@ class Models:
         served = self._served[name]
         return served.has_healthy_device or (served.is_on_demand and served.is_absent)
 
+    def _served_of(self, slot: Slot) -> Served:
+        """The model that a device slot is for."""
+        return next(served for served in self._served.values() if slot in served.slots)
+
     def _seat(self, served: Served) -> list[Seat]:
-        """A place in the core for each of its device slots, where nobody can start yet."""
-        engine, placement = served.whole_config.engine, self._config.placement
-        plan, seats = self._plans[served.name], []
+        """A place in the core for each of its device slots."""
+        plan = self._plans[served.name]
         served.n_ctx = plan.request_tokens_max
-        for place, slot in enumerate(plan.slots):
-            number = self._scheduler.add_device_slot(
-                model=served.index,
-                kv_tokens=slot.kv_tokens,
-                num_sequences=engine.parallel,
-                num_extra=plan.num_extra,
-                weight=placement.weight_of(place),
-                lanes=placement.lanes_of(place),
-                token_bytes=plan.kv_bytes_per_token,
-            )
-            self._scheduler.drain_slot(number)
-            # A device has a slot for each model.
-            device = str(slot.group) if served.index == 0 else f"{slot.group}@{served.name}"
-            seats.append(Seat(number, device, slot))
-        return seats
+        return [self._add(served, place) for place in range(len(plan.slots))]
+
+    def _add(self, served: Served, place: int) -> Seat:
+        """A place in the core, where it rests until a worker runs there."""
+        engine, placement = served.whole_config.engine, self._config.placement
+        plan = self._plans[served.name]
+        slot = plan.slots[place]
+        number = self._scheduler.add_device_slot(
+            model=served.index,
+            kv_tokens=slot.kv_tokens,
+            num_sequences=engine.parallel,
+            num_extra=plan.num_extra,
+            weight=placement.weight_of(place),
+            lanes=placement.lanes_of(place),
+            token_bytes=plan.kv_bytes_per_token,
+            is_resting=True,
+        )
+        # A device has a slot for each model.
+        device = str(slot.group) if served.index == 0 else f"{slot.group}@{served.name}"
+        return Seat(number, device, place, slot)
 
     def _take_up(self, served: Served, slot: Slot) -> None:
-        """A device slot is open: its thread starts, and the core may start requests there."""
-        slot.start()
-        served.slots = [*served.slots, slot]
+        """A device slot is open, or stands there and says why it is not."""
+        served.slots = sorted([*served.slots, slot], key=lambda each: each.place)
+        if slot.worker.state == "failed":
+            return
+        self._start(slot)
         served.n_ctx = self._request_tokens_max(served)
-        served.is_loading = served.is_absent = False
-        self._scheduler.undrain_slot(slot.number)
-        if self._is_starting and len(served.slots) == 1:
+        is_first, served.is_loading, served.is_absent = served.is_loading, False, False
+        if self._is_starting and is_first:
             self._came(served)
+
+    def _start(self, slot: Slot) -> None:
+        """Start its worker, and let requests come to it."""
+        slot.start()
+        self._scheduler.set_stall(slot.number, slot.stall_ns(self._config.engine.stall_s))
+        self._scheduler.rest_slot(slot.number, False)
 
     def _request_tokens_max(self, served: Served) -> int:
         """The longest that a request may get, prompt and answer, on the largest of its device slots."""

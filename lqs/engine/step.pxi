@@ -28,7 +28,8 @@ cdef void start_request(WorkerData* w, Attempt* attempt) noexcept nogil:
     cdef const WorkData* work = <const WorkData*>attempt.work
     cdef uint32_t reuse = 0
     cdef Sequence* seq
-    attempt.assigned_ns = w.now_ns
+    if attempt.num_given == 0:
+        attempt.assigned_ns = w.now_ns
     if wants_end(w.sched, attempt):
         end_unstarted(w, attempt, FINISH_CANCELLED, 0)
         return
@@ -39,6 +40,8 @@ cdef void start_request(WorkerData* w, Attempt* attempt) noexcept nogil:
     if not open_sequence(w, seq, attempt, work, reuse):
         drop(w, seq)
         end_unstarted(w, attempt, FINISH_ERROR, ERROR_NO_MEMORY)
+    elif attempt.earlier != NULL:
+        go_on(w, seq)
 
 
 cdef bint open_sequence(WorkerData* w, Sequence* seq, Attempt* attempt, const WorkData* work,
@@ -60,6 +63,7 @@ cdef bint open_sequence(WorkerData* w, Sequence* seq, Attempt* attempt, const Wo
     seq.num_prompt = work.num_prompt
     seq.num_fill = work.num_prompt
     seq.num_generated = 0
+    seq.bytes_told = seq.tokens_told = 0
     seq.granted = granted_tokens(attempt)
     seq.order = w.num_started
     seq.last_step = w.step_no
@@ -69,7 +73,8 @@ cdef bint open_sequence(WorkerData* w, Sequence* seq, Attempt* attempt, const Wo
         seq.room_needed += out_footprint(logprobs_bytes_max(w.pieces, work.params.num_logprobs))
     w.num_started += 1
     w.num_active += 1
-    attempt.num_cached_tokens = reuse
+    if attempt.num_given == 0:
+        attempt.num_cached_tokens = reuse
     w.stats.prefix_queries += work.num_prompt
     w.stats.prefix_hits += reuse
     return True
@@ -405,20 +410,6 @@ cdef void steer_budget(WorkerData* w, int64_t took_ns) noexcept nogil:
         w.budget = min(w.budget + max(w.budget // 8, 1), w.batch_max)
 
 
-cdef int32_t chaos_or_decode(WorkerData* w) noexcept nogil:
-    """llama_decode, or what a drill ordered for this step."""
-    if w.chaos_kind == CHAOS_NONE or w.step_no < w.chaos_step:
-        return lqs_decode(w.ctx, w.batch)
-    if w.chaos_kind == CHAOS_ASSERT:
-        # A real assert of llama.cpp, on this thread: there is no sequence below 0.
-        lqs_seq_cp(w.ctx, -1, 0, 0, -1)
-    if w.chaos_times > 0:
-        w.chaos_times -= 1
-        if w.chaos_times == 0:
-            w.chaos_kind = CHAOS_NONE
-    return w.chaos_rc
-
-
 cdef void advance(WorkerData* w) noexcept nogil:
     """The batch is in the cache: move every sequence that was in it on."""
     cdef Sequence* seq
@@ -460,7 +451,8 @@ cdef void fail_batch(WorkerData* w, int32_t rc) noexcept nogil:
     least and youngest request of the batch gives up its cells until the others have got on,
     and who finds none alone fails; so it never loops. 2: broken off, tried
     again as it is. Below 0: each request of the batch is tried alone, and the one that fails
-    alone is ended; when nothing succeeds any more the device slot gives up.
+    alone is ended; when nothing succeeds any more the device slot gives up, and those that are
+    left go on elsewhere.
     """
     w.stats.num_failed_decodes += 1
     if rc == 2:
@@ -474,9 +466,10 @@ cdef void fail_batch(WorkerData* w, int32_t rc) noexcept nogil:
         yield_least(w, rc)
         return
     w.failed_in_a_row += 1
-    blame(w, rc)
-    if w.failed_in_a_row > FAILED_DECODES_MAX and w.num_suspects == 0:
+    if w.failed_in_a_row > FAILED_DECODES_MAX:
         give_up(w, b"llama_decode kept failing")
+    else:
+        blame(w, rc)
 
 
 cdef bint evict_all(WorkerData* w) noexcept nogil:
@@ -545,6 +538,8 @@ cdef void sample_and_deliver(WorkerData* w) noexcept nogil:
         if seq.in_batch > 0 and seq.phase == PHASE_DECODE:
             seq.in_batch = 0
             sample_one(w, seq)
+            if w.chaos_kind == CHAOS_HANG:
+                maybe_hang(w)
         else:
             seq.in_batch = 0
 
@@ -577,6 +572,8 @@ cdef void note_token(WorkerData* w, Sequence* seq, int32_t token, const float* l
     w.stats.generated_tokens += 1
     if seq.num_kv < w.seq_tokens_max:
         seq.tokens[seq.num_kv] = token
+    # Before anything is told of it.
+    note_made(seq.attempt, token)
     if seq.work.params.num_logprobs >= 0:
         n = logprobs_write(&w.scratch, w.pieces, logits, w.n_vocab, token, seq.work.params.num_logprobs,
                            w.logprobs_buf, w.logprobs_room)
@@ -595,7 +592,9 @@ cdef void deliver_token(WorkerData* w, Sequence* seq, int32_t token) noexcept no
         end_sequence(w, seq, FINISH_LENGTH, 0)
 
 
-cdef void deliver_text(WorkerData* w, Sequence* seq, const TextRelease* out) noexcept nogil:
+cdef void deliver_text(WorkerData* w, Sequence* seq, TextRelease* out) noexcept nogil:
+    if seq.bytes_told + seq.tokens_told > 0:
+        leave_out_told(seq, out)
     if out.num_bytes > 0 or out.num_tokens > 0:
         emit_output(w.sched, seq.attempt, RECORD_TEXT, <uint16_t>out.num_tokens, out.bytes, out.num_bytes)
         w.has_news = True
@@ -606,9 +605,10 @@ cdef void deliver_text(WorkerData* w, Sequence* seq, const TextRelease* out) noe
 cdef bint watched_step(WorkerData* w) noexcept nogil:
     """A step that whoever watches can see the beginning of: sampling can get stuck as well."""
     cdef bint computed
-    store_relaxed(&w.step_began_ns, lqs_now_ns())
+    cdef uint64_t* heartbeat = &w.sched.slots[w.slot].step_began_ns
+    store_relaxed(heartbeat, lqs_now_ns())
     computed = step(w)
-    store_relaxed(&w.step_began_ns, 0)
+    store_relaxed(heartbeat, 0)
     return computed
 
 
@@ -668,17 +668,18 @@ cdef void publish(WorkerData* w) noexcept nogil:
 
 cdef void worker_loop(WorkerData* w) noexcept nogil:
     lqs_bind_worker(w)
-    while not load_acquire32(&w.stopping):
+    while not load_acquire32(&w.stopping) and not is_dead(w.sched, w.slot):
         if watched_step(w):
             continue
         publish(w)
         # Time limits of paused sequences are looked at now and then; otherwise only a START,
         # room in an out-buffer or the end wakes this thread.
         worker_sleep(w.sched, w.slot, PAUSE_POLL_NS if w.num_active > 0 else -1)
-    if not is_dead(w.sched, w.slot):
-        end_all(w)
     if load_acquire32(&w.state) == WORKER_DEAD:
+        # What it ran is not ended: it goes on elsewhere.
         tell_death(w)
+    elif not is_dead(w.sched, w.slot):
+        end_all(w)
     lqs_bind_worker(NULL)
 
 

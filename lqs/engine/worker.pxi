@@ -367,18 +367,22 @@ cdef class Worker:
         w.seqs = NULL
         w.logprobs_buf = NULL
 
-    def break_at(self, str kind not None, *, uint64_t step=0, int32_t rc=-3, int32_t times=1):
-        """Drills only: fail the decode of a step. `kind` is "assert" or "rc" (`times` in a row)."""
-        kinds = {"assert": CHAOS_ASSERT, "rc": CHAOS_RC}
+    def break_at(self, str kind not None, *, uint64_t step=0, int32_t rc=-3, int32_t times=1, double for_s=0.0):
+        """Drills only: break a step. `kind` is one of chaos.pxi: "rc" `times` in a row, "hang" `for_s` seconds."""
+        kinds = {"assert": CHAOS_ASSERT, "helper": CHAOS_HELPER, "hang": CHAOS_HANG, "rc": CHAOS_RC}
         if kind not in kinds:
             raise ValueError(f"a drill is one of {', '.join(kinds)}")
         self._w.chaos_rc = rc
         self._w.chaos_times = times
         self._w.chaos_step = step
+        self._w.chaos_ns = <int64_t>min(for_s * 1e9, 1e18)
         self._w.chaos_kind = kinds[kind]
 
     @property
     def state(self) -> str:
+        """new, ready, dead or stopped; dead as well where others gave it up, wherever its thread is."""
+        if is_dead(self._w.sched, self._w.slot):
+            return "dead"
         return ("new", "ready", "dead", "stopped")[load_acquire32(&self._w.state)]
 
     @property
@@ -388,7 +392,9 @@ cdef class Worker:
     @property
     def death(self) -> str:
         """What killed the device slot, empty while it lives."""
-        return self._w.death.decode("utf-8", "replace") if load_acquire32(&self._w.state) == WORKER_DEAD else ""
+        if load_acquire32(&self._w.state) == WORKER_DEAD:
+            return self._w.death.decode("utf-8", "replace")
+        return "its step did not end" if is_dead(self._w.sched, self._w.slot) else ""
 
     @property
     def n_ctx_seq(self) -> int:
@@ -402,7 +408,7 @@ cdef class Worker:
     @property
     def step_began_ns(self) -> int:
         """Monotonic ns at which the running step began, 0 between steps."""
-        return <int64_t>load_relaxed(&self._w.step_began_ns)
+        return <int64_t>load_relaxed(&self._w.sched.slots[self._w.slot].step_began_ns)
 
     def count_cells(self) -> int:
         """Cells in use, counted from llama.cpp's own books; only while nothing runs (a check for tests)."""
@@ -506,6 +512,8 @@ cdef class SchedulerThread:
         """Rounds until `stop`, without the GIL."""
         cdef SchedulerState* s = self._scheduler.state
         cdef int64_t now_ns, due_ns
+        # From here on device slots that are added are this thread's to adopt.
+        self._scheduler.has_begun = True
         with nogil:
             while not load_acquire32(&self._stopping):
                 now_ns = lqs_now_ns()

@@ -29,7 +29,7 @@ from lqs.observe.families import gauges as _gauges
 from lqs.request import NS_PER_S, Lane
 
 _LANES = tuple(lane.name.lower() for lane in Lane)
-_DEVICE_STATES = ("new", "ready", "stopped", "dead", "parked")
+_DEVICE_STATES = ("new", "ready", "stopped", "dead", "parked", "failed")
 
 # (name, doc) of what it shows by limit.
 _LIMIT_REMAINING = ("lqs_limit_remaining", "What is left of a limit for the whole server; of compute in microseconds.")
@@ -178,7 +178,7 @@ class Metrics(Counts):
             for state in _DEVICE_STATES:
                 states.add_metric([device, state], state == seen["state"])
         yield states
-        capacity = sum(slot["capacity"] for slot in slots)
+        capacity = sum(slot["capacity"] for slot in slots if not slot["is_dead"])
         reserved = sum(slot["reserved"] for slot in slots)
         usage = reserved / capacity if capacity else 0.0
         yield self._gauge("vllm:kv_cache_usage_perc", "KV promised; 1 is all.", usage)
@@ -250,6 +250,7 @@ class Metrics(Counts):
         yield _gauges("lqs_bound_used", "How much of a bound is used.", "bound", used)
         limits = {name: limit for name, (_, limit) in bounds.items()}
         yield _gauges("lqs_bound_limit", "The bound.", "bound", limits)
+        yield GaugeMetricFamily("lqs_requests_lost_waiting", "Lost ones that wait to go on.", value=core["num_again"])
         yield GaugeMetricFamily("lqs_requests_held", "Requests whose reader is slow.", value=core["num_held"])
         for name, doc, key in tables.CORE_COUNTERS:
             yield CounterMetricFamily(name, doc, value=core[key])

@@ -75,7 +75,8 @@ DEVICE_COUNTERS = (
     ("lqs_swaps_out", "Requests whose KV was copied to host memory.", "num_swaps_out"),
     ("lqs_swaps_in", "Requests whose KV was copied back.", "num_swaps_in"),
     ("lqs_swapped_bytes", "KV copied to host memory and back.", "swapped_bytes"),
-    ("lqs_recomputed_tokens", "Tokens computed again because their KV was given up.", "recomputed_tokens"),
+    ("lqs_recomputed_tokens", "Tokens computed again because their KV was given up or lost.", "recomputed_tokens"),
+    ("lqs_requests_taken_over", "Requests that went on here after another device slot died.", "num_taken_over"),
 )
 DEVICE_CLOCKS = (
     ("lqs_step_seconds", "Time in steps.", "step_ns"),
@@ -89,5 +90,8 @@ CORE_COUNTERS = (
     ("lqs_holds", "Times that a device slot was held for one that did not fit.", "num_holds"),
     ("lqs_rounds", "Rounds of the scheduler.", "num_rounds"),
     ("lqs_out_buffers_full", "Times a worker found no room for text, because its reader is slow.", "num_starved"),
+    ("lqs_requests_lost", "Times that the device slot of a running request died.", "num_lost"),
+    ("lqs_requests_restarted", "Of these, gone on at another device slot.", "num_restarted"),
+    ("lqs_steps_stalled", "Steps that never ended, as far as could be seen.", "num_stalled"),
     ("lqs_core_broken", "Broken rules of the core; expected 0.", "num_broken"),
 )

@@ -12,7 +12,7 @@ A card's lack is shared by the device slots on it as their cells are. The bound 
     less than the margin is free    take that much less
     cannot be read                  take nobody until it can
     the driver answers nothing      stay as they are: CUDA may not have noticed
-    failed                          leave: `on_failed`, once each
+    failed                          take nobody any more; whoever looks after them declares them dead
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ class Placing(Protocol):
 
 
 class Headrooms:
-    """Looks at each snapshot. `seats` are the device slots that are open now; `on_failed` hears of one that
-    leaves, and why.
+    """Looks at each snapshot. `seats` are the device slots that are open now.
 
     Owner: the poller's thread.
     """
@@ -63,15 +62,12 @@ class Headrooms:
         *,
         margin_bytes: int,
         log: Log,
-        on_failed: Callable[[Seat, str], None],
     ) -> None:
         self._scheduler = scheduler
         self._seats = seats
         self._margin_bytes = margin_bytes
         self._log = log
-        self._on_failed = on_failed
         self._held: dict[int, str] = {}  # By device slot: why it takes less than it has.
-        self._failed: set[tuple[int, str]] = set()
 
     def look(self, snapshot: Snapshot) -> None:
         """Tell the core what the snapshot means for each device slot."""
@@ -90,7 +86,7 @@ class Headrooms:
     ) -> None:
         failed = [card for card in cards if card.state is GpuState.FAILED]
         if failed:
-            self._fail(seat, failed[0])
+            self._hold(seat, 0, "its GPU failed: " + failed[0].reason)
         elif is_silent:
             return
         elif blind := [card for card in cards if card.state is GpuState.UNREADABLE]:
@@ -125,12 +121,6 @@ class Headrooms:
         if self._held.pop(seat.number, None) is not None:
             self._scheduler.set_headroom(seat.number, None)
             self._log.info("device slot takes all again", device=seat.device)
-
-    def _fail(self, seat: Seat, card: Gpu) -> None:
-        if (seat.number, card.uuid) not in self._failed:
-            self._failed.add((seat.number, card.uuid))
-            self._log.error("device slot leaves: its GPU failed", device=seat.device, gpu=card.uuid, reason=card.reason)
-            self._on_failed(seat, card.reason)
 
 
 def _cells_on(seats: Sequence[Seat]) -> dict[str, int]:

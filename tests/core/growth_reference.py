@@ -126,7 +126,7 @@ class Scheduler(reference.Scheduler):
     def has_room(self, i, waiter):
         slot = self.slots[i]
         tokens = self.first_promise(i, waiter)
-        if not slot.serves(waiter) or len(slot.running) == slot.num_sequences or tokens > self.free(i):
+        if not slot.serves(waiter) or slot.is_kept or len(slot.running) == slot.num_sequences or tokens > self.free(i):
             return False
         if not self.blocks[i]:
             return True

@@ -15,6 +15,7 @@ WEIGHT_UNIT = 1024
 HINT_UNIT = 64
 HINTS_MAX = 2
 STEP_UNKNOWN_NS = 50_000_000
+ATTEMPTS_MAX = 3
 
 
 class Ring:
@@ -55,6 +56,8 @@ class Waiter:
     finished_ns: int = 0
     state: str = "submitted"
     slot: int = -1
+    num_lost: int = 0  # Device slots that died under it.
+    is_cancelled: bool = False
 
     def prefix_at(self, slot):
         """How much of the prompt is there already, by the longest hints; an earlier one stays before one as long."""
@@ -191,6 +194,9 @@ class Backlog:
     def take(self, waiter, is_aged):
         self.since_aged = 0 if is_aged else self.since_aged + 1
         self.remove(waiter)
+        self.run(waiter)
+
+    def run(self, waiter):
         self.charge(waiter, waiter.cost)
         self.lane_running[waiter.lane] += 1
         self.lane_tokens[waiter.lane] += waiter.footprint
@@ -266,6 +272,7 @@ class Slot:
     is_drained: bool = False
     is_dead: bool = False
     is_buried: bool = False
+    is_kept: bool = False  # For who goes on after a loss.
     turn: int = 0
     step_ns: int = 0
     running: list = field(default_factory=list)
@@ -300,7 +307,7 @@ class Slot:
         return self.num_sequences + self.num_extra * is_urgent
 
     def has_sequence(self, level, is_aged=False):
-        takes = not self.is_buried and not self.is_drained
+        takes = not self.is_buried and not self.is_drained and not self.is_kept
         return takes and len(self.running) < self.limit_for(level, is_aged)
 
     def has_room(self, waiters, is_aged=False):
@@ -374,7 +381,9 @@ class Scheduler:
         self.num_lanes = backlog.num_lanes
         self.turn_of = ()  # Who could have had the last choice, where it was the turn's.
         self.share_lanes()
-        self.messages = deque()  # ("submit" | "cancel", waiter), ("evict", level), ("finish", waiter, tokens)
+        self.messages = deque()  # ("submit" | "cancel" | "again", waiter), ("evict", level), ("finish", waiter, tokens)
+        self.lost = []  # What ran on device slots that died, until the loop takes it back.
+        self.again = []  # Who goes on as soon as it can.
         self.events = []  # (what, index)
         self.answers = []  # To each "evict", in order.
 
@@ -392,7 +401,8 @@ class Scheduler:
     def round(self, now_ns):
         self.bury()
         for message in [m for m in self.messages if m[0] != "finish"]:
-            {"submit": self.enqueue, "cancel": self.cancel, "evict": self.evict}[message[0]](message[1])
+            what = {"submit": self.enqueue, "cancel": self.cancel, "evict": self.evict, "again": self.requeue}
+            what[message[0]](message[1])
         for message in [m for m in self.messages if m[0] == "finish"]:
             self.settle(message[1], message[2])
         self.messages.clear()
@@ -464,8 +474,11 @@ class Scheduler:
             self.end_waiting(waiter, "no_device")
 
     def cancel(self, waiter):
+        waiter.is_cancelled = True
         if waiter.state == "waiting":
             self.end_waiting(waiter, "cancelled")
+        elif waiter.state == "again":
+            self.end_again(waiter)
 
     def evict(self, level):
         """The youngest of the lowest class below this one leaves; `answers` says whether there was one."""
@@ -478,12 +491,17 @@ class Scheduler:
         self.slots[waiter.slot].running.remove(waiter)
         cost = 0 if completion_tokens is None else waiter.prompt + 2 * completion_tokens
         self.queue_of(waiter).backlog.settle(waiter, cost)
-        if (completion_tokens or 0) > 1 and 0 < waiter.first_token_ns < waiter.finished_ns:
+        if waiter.num_lost == 0 and (completion_tokens or 0) > 1 and 0 < waiter.first_token_ns < waiter.finished_ns:
             self.note_pace(
                 self.slots[waiter.slot], (waiter.finished_ns - waiter.first_token_ns) // (completion_tokens - 1)
             )
-        waiter.state = "ended"
-        self.events.append(("settled", waiter.index))
+        waiter.num_lost += completion_tokens is None
+        if completion_tokens is None and waiter.num_lost < ATTEMPTS_MAX and self.is_servable(waiter):
+            waiter.state = "lost"
+            self.lost.append(waiter)
+        else:
+            waiter.state = "ended"
+            self.events.append(("settled", waiter.index))
 
     def note_pace(self, slot, step_ns):
         slot.step_ns = (7 * slot.step_ns + step_ns) // 8 if slot.step_ns else max(step_ns, 1)
@@ -492,11 +510,60 @@ class Scheduler:
         """End what dead device slots ran and what nobody can serve, by place in the table."""
         lost = [w for slot in self.slots if slot.is_buried for w in slot.running]
         unserved = [w for w in self.waiting if not self.is_servable(w)]
+        unserved += [w for w in self.again if not self.is_servable(w)]
         for waiter in sorted(lost + unserved, key=lambda w: w.index):
             if waiter.state == "running":
                 self.settle(waiter, None)
+            elif waiter.state == "again":
+                self.end_again(waiter)
             else:
                 self.end_waiting(waiter, "no_device")
+
+    # --- going on elsewhere -------------------------------------------------------------------
+
+    def take_back(self, is_held=lambda waiter: False):
+        """The loop's part: who is lost and not held goes on. Those that end instead, because their clients left."""
+        taken = [w for w in self.lost if not is_held(w)]
+        self.lost = [w for w in self.lost if is_held(w)]
+        for waiter in taken:
+            if waiter.is_cancelled:
+                waiter.state = "ended"
+            else:
+                self.messages.append(("again", waiter))
+        return [w for w in taken if w.is_cancelled]
+
+    def requeue(self, waiter):
+        if self.is_servable(waiter):
+            waiter.state = "again"
+            self.again.append(waiter)
+        else:
+            waiter.state = "ended"
+            self.events.append(("settled", waiter.index))
+
+    def end_again(self, waiter):
+        self.again.remove(waiter)
+        waiter.state = "ended"
+        self.events.append(("settled", waiter.index))
+
+    def restart(self, queue):
+        """Who can goes on; what the others could have is kept for them."""
+        kept = []
+        for waiter in sorted(self.again, key=lambda w: (w.level, w.arrival_no)):
+            if self.queue_of(waiter) is not queue or queue.backlog.is_at_cap(waiter.lane):
+                continue
+            slot = self.place(waiter)
+            if slot is None:
+                kept += [one for one in self.slots if one.serves(waiter)]
+                continue
+            self.again.remove(waiter)
+            self.take_turn(slot)
+            queue.backlog.run(waiter)
+            self.run_at(slot, waiter)
+            self.events.append(("restarted", waiter.index))
+        for slot in kept:
+            slot.is_kept = True
+
+    # --- what else a round does ---------------------------------------------------------------
 
     def expire(self, now_ns):
         late = [w for w in self.waiting if w.expire_ns and w.expire_ns <= now_ns]
@@ -507,7 +574,9 @@ class Scheduler:
         """Whether it can start there beside what is held for another."""
         slot = self.slots[i]
         held = [one.waiter for one in self.passed if one.slot == i and one.waiter is not waiter]
-        return slot.serves(waiter) and not slot.is_drained and slot.has_room([waiter, *held], is_aged)
+        return (
+            slot.serves(waiter) and not slot.is_drained and not slot.is_kept and slot.has_room([waiter, *held], is_aged)
+        )
 
     # --- where ------------------------------------------------------------------------------
 
@@ -607,17 +676,23 @@ class Scheduler:
 
     def start_waiting(self, now_ns):
         for model, queue in self.queues.items():
+            self.restart(queue)
             while lanes := self.lanes_with_sequence(queue, model):
                 choice = self.choose_fitting(queue, lanes, now_ns)
                 if choice is None:
                     break
                 self.start(queue, *choice)
+            for slot in self.slots:
+                slot.is_kept = False
 
     def start(self, queue, waiter, is_aged, slot):
         queue.forget(waiter)
         self.take_turn(slot)
         queue.backlog.take(waiter, is_aged)
+        self.run_at(slot, waiter)
+        self.events.append(("started", waiter.index))
+
+    def run_at(self, slot, waiter):
         self.slots[slot].running.append(waiter)
         waiter.slot = slot
         waiter.state = "running"
-        self.events.append(("started", waiter.index))

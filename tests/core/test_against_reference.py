@@ -463,7 +463,7 @@ class SchedulersAgree(RuleBasedStateMachine):
         self.twin.round(self.now_ns)
         expiries = [w.expire_ns for w in self.twin.waiting if w.expire_ns]
         assert due_ns == min(expiries, default=-1)
-        started = [self.live[index] for what, index in self.twin.events if what == "started"]
+        started = [self.live[index] for what, index in self.twin.events if what in ("started", "restarted")]
         for slot in range(len(self.twin.slots)):
             handles = [self.handles[name] for name, waiter in started if waiter.slot == slot]
             assert self.scheduler.take(slot) == handles
@@ -471,8 +471,11 @@ class SchedulersAgree(RuleBasedStateMachine):
         assert [was_evicted for what, _, was_evicted in polled if what == _core.EV_ANSWERED] == self.twin.answers
         self.twin.answers.clear()
         events = [(EVENTS[what], sink) for what, sink, _ in polled if what in EVENTS]
-        twins = [(what, self.live[index][0]) for what, index in self.twin.events]
+        # That one goes on is told to nobody.
+        twins = [(what, self.live[index][0]) for what, index in self.twin.events if what != "restarted"]
         self.twin.events.clear()
+        left = self.twin.take_back(lambda waiter: self.live[waiter.index][0] in self.held)
+        twins += [("settled", self.live[waiter.index][0]) for waiter in left]
         for ordered in ("started", "expired", "evicted"):
             assert [e for e in events if e[0] == ordered] == [e for e in twins if e[0] == ordered]
         # One that ran and is held is settled in silence, until it is held no more.
@@ -493,6 +496,7 @@ class SchedulersAgree(RuleBasedStateMachine):
         assert snapshot["num_passes"] >= sum(one.num_passes for one in self.twin.passed)
         assert snapshot["num_holding"] == sum(one.slot is not None for one in self.twin.passed)
         assert snapshot["num_live"] == len(self.live) + len(self.kept)
+        assert snapshot["num_again"] == len(self.twin.again)
         assert snapshot["num_running"] == sum(len(slot.running) for slot in self.twin.slots)
         for figures, slot in zip(snapshot["slots"], self.twin.slots, strict=True):
             assert figures["num_running"] == len(slot.running)

@@ -183,6 +183,7 @@ class GrowthsAgree(RuleBasedStateMachine):
         for slot in range(len(self.twin.slots)):
             self.scheduler.take(slot)
         self.scheduler.poll()
+        self.twin.take_back()
         self.twin.events.clear()
         self.finished &= {index for index, waiter in self.live.items() if waiter.state != "ended"}
         self.live = {index: waiter for index, waiter in self.live.items() if waiter.state != "ended"}

@@ -637,13 +637,14 @@ def test_a_dead_device_slot_ends_what_it_ran_and_what_only_it_could_serve():
 
 def test_a_key_pays_nothing_for_what_died_with_its_device_slot():
     scheduler = make(slots=[(10**4, 1), (10**4, 1)])
-    submit(scheduler, "lost", key=0, max_tokens=1000, footprint_tokens=1010)
+    lost = submit(scheduler, "lost", key=0, max_tokens=1000, footprint_tokens=1010)
     handle = submit(scheduler, "runs", key=1, max_tokens=10)
     submit(scheduler, "a", key=0)
     submit(scheduler, "b", key=1)
     scheduler.round(0)
     scheduler.take(1)
     scheduler.report_dead(0)
+    scheduler.cancel(lost)
     scheduler.round(1)
     scheduler.poll()
     scheduler.finish(handle, num_completion_tokens=10)
@@ -656,15 +657,19 @@ def test_the_living_go_on_when_another_device_slot_dies():
     scheduler.round(0)
     scheduler.poll()
     scheduler.report_dead(0)
-    assert run(scheduler, 1) == [(EV_FINISHED, "a"), (EV_SETTLED, "a")]
+    assert run(scheduler, 1) == []
     assert scheduler.take(1) == [handles[1]]
     scheduler.finish(handles[1])
-    assert run(scheduler, 2) == [(EV_FINISHED, "b"), (EV_SETTLED, "b"), (EV_STARTED, "c")]
+    # Who ran before goes first, and starts only once.
+    assert run(scheduler, 2) == [(EV_FINISHED, "b"), (EV_SETTLED, "b")]
+    assert scheduler.take(1) == [handles[0]]
+    scheduler.finish(handles[0])
+    assert run(scheduler, 3) == [(EV_FINISHED, "a"), (EV_SETTLED, "a"), (EV_STARTED, "c")]
     assert scheduler.take(1) == [handles[2]]
 
 
 def test_what_a_late_worker_says_of_a_settled_request_is_not_heard():
-    scheduler = make(table_capacity=2, slots=[(1000, 1), (1000, 1)])
+    scheduler = make(table_capacity=2, slots=[(1000, 1), (1000, 1, 1)])
     handle = submit(scheduler, "a")
     scheduler.round(0)
     scheduler.poll()
@@ -674,7 +679,7 @@ def test_what_a_late_worker_says_of_a_settled_request_is_not_heard():
     scheduler.emit(handle, b"late")
     scheduler.finish(handle)
     assert told(scheduler)[-1] == (EV_SETTLED, "a")
-    submit(scheduler, "b")
+    submit(scheduler, "b", model=1)
     scheduler.round(2)
     assert told(scheduler) == [(EV_STARTED, "b")]
     assert scheduler.snapshot()["num_kept"] == 1
@@ -893,11 +898,12 @@ def test_a_device_slot_that_makes_no_sense_is_refused(wrong):
         make().add_device_slot(**{"kv_tokens": 1, "num_sequences": 1, **wrong})
 
 
-def test_device_slots_are_bounded_and_come_before_requests():
+def test_device_slots_are_bounded_and_the_first_of_a_model_comes_before_requests():
     scheduler = make()
     submit(scheduler, "a")
-    with pytest.raises(RuntimeError):
-        scheduler.add_device_slot(kv_tokens=1, num_sequences=1)
+    for model in (1, 64):
+        with pytest.raises(RuntimeError):
+            scheduler.add_device_slot(kv_tokens=1, num_sequences=1, model=model)
     scheduler = make(slots=[(1, 1)] * 64)
     with pytest.raises(ValueError, match="too many"):
         scheduler.add_device_slot(kv_tokens=1, num_sequences=1)

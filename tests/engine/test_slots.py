@@ -12,7 +12,7 @@ import pytest
 
 from lqs.config import Config
 from lqs.engine.catalog import Entry, plan_all
-from lqs.engine.drill import parse_drill
+from lqs.engine.drill import FAIL_LOAD, Break, parse_drill
 from lqs.engine.loading import Loader
 from lqs.engine.plan import Machine, make_plan
 from lqs.engine.slot import Slot
@@ -70,6 +70,7 @@ class FakeWorker:
         self.state, self.death, self.is_parked, self.step_began_ns = "ready", "", False, 0
         self.hangs = False
         self.swapping = {"bytes_per_token": self.kept}
+        self.calibration: dict[int, float] = {}
         self.calls: list[str] = []
         self.ended = threading.Event()
 
@@ -84,7 +85,7 @@ class FakeWorker:
     def close(self) -> None:
         self.calls.append("close")
 
-    def break_at(self, kind: str, *, step: int) -> None:
+    def break_at(self, kind: str, *, step: int, rc: int, times: int, for_s: float) -> None:
         self.calls.append(f"{kind} {step}")
 
     def snapshot(self) -> dict[str, Any]:
@@ -144,10 +145,65 @@ def test_a_drill_breaks_its_device_slot_and_no_other(path: Path) -> None:
     assert [worker.calls for worker in house.workers] == [[], ["assert 40", "assert 50"]]
 
 
-@pytest.mark.parametrize("text", ["abort", "device_slot=x", "explode@step=1", "abort@step=-1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "abort",
+        "device_slot=x",
+        "device_slot=0",
+        "abort@step=40",
+        "device_slot=0 explode@step=1",
+        "device_slot=0 abort@step=-1",
+        "device_slot=0 hang@step=1 for=8",
+        "device_slot=0 abort@step=1 for=8s",
+        "device_slot=0 times=2",
+    ],
+)
 def test_what_is_no_drill_is_wrong_use(text: str) -> None:
     with pytest.raises(ConfigError, match="--chaos"):
         parse_drill(text)
+
+
+def test_each_part_of_a_drill_is_read() -> None:
+    assert parse_drill("device_slot=1 abort-helper@step=3 hang@step=4 for=1500ms fail-load times=3 oom@step=5") == (
+        Break(1, "helper", 3),
+        Break(1, "hang", 4, for_s=1.5),
+        Break(1, FAIL_LOAD, times=3),
+        Break(1, "rc", 5, rc=-100, times=-1),
+    )
+    assert parse_drill("device_slot=0 hang@step=1")[0].for_s > 10_000
+    assert parse_drill("") == ()
+
+
+def test_a_drill_for_a_device_slot_that_there_is_not_is_told(path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no device slot 2"):
+        House(path, "device_slot=2 abort@step=1").models.load_residents()
+
+
+def test_one_that_cannot_be_opened_leaves_the_others_and_none_of_them_ends_it(path: Path) -> None:
+    """B55."""
+    house = House(path, "device_slot=0 fail-load")
+    house.models.load_residents()
+    assert [slot.state for slot in house.models.slots] == ["failed", "ready"]
+    assert house.models.has_healthy_device
+    assert house.models.snapshots()["cpu:0"]["num_steps"] == 0
+    house.core.round(0)
+    assert [slot["is_drained"] for slot in house.core.slots()] == [True, False]
+    first = next(iter(house.models.slots))
+    house.models.replace(first, house.models.open_again(first, first.number))
+    house.core.round(1)
+    assert [slot["is_drained"] for slot in house.core.slots()] == [False, False]
+    assert house.models.close(5)
+    with pytest.raises(StartError, match="a drill"):
+        House(path, "device_slot=0 fail-load device_slot=1 fail-load").models.load_residents()
+
+
+def test_a_step_may_take_ten_times_what_was_measured() -> None:
+    worker = FakeWorker()
+    slot = Slot("cpu:0", worker, 1, 0)
+    assert slot.stall_ns(30) == 30 * S
+    worker.calibration = {16: 100.0, 512: 4000.0}
+    assert slot.stall_ns(30) == 40 * S
 
 
 @pytest.mark.parametrize(
@@ -239,8 +295,9 @@ def test_a_loaded_model_has_a_worker_on_each_device_slot(path: Path) -> None:
     settings = house.workers[0].settings
     assert (settings["n_seq"], settings["n_batch"]) == (32, 512)
     assert house.models.snapshots()["cpu:1"] == {"num_steps": 3, "is_healthy": True, "state": "ready", "slot": 1}
+    workers = house.workers
     assert house.models.close(5)
-    assert [worker.calls for worker in house.workers] == [["stop", "close"]] * 2
+    assert [worker.calls for worker in workers] == [["stop", "close"]] * 2
     assert house.fake.calls == ["load", "close"]
 
 

@@ -65,6 +65,7 @@ WORKER = {
     "swapped_bytes": 500,
     "swap_ns": S,
     "recomputed_tokens": 17,
+    "num_taken_over": 3,
     "kept_bytes": 100,
 }
 PARKED = WORKER | {"is_healthy": False, "state": "parked", "slot": 1, "step_ns": S, "prefix_hits": 1}

@@ -12,6 +12,7 @@ import pytest
 
 from lqs import process, serve
 from lqs.cli import main
+from lqs.engine.drill import Break
 from lqs.errors import DeviceError
 from lqs.settings import load
 from tests.server.test_life import eventually
@@ -113,5 +114,5 @@ def test_the_command_serves_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(command, "run_server", run)
     assert main(["serve", "--port", "9", "--chaos", "device_slot=1 abort@step=40"]) == 3
-    assert seen == [9, 9, (1, "assert", 40)]
+    assert seen == [9, 9, Break(1, "assert", 40)]
     assert main(["serve", "--chaos", "abort"]) == 2

@@ -1,0 +1,278 @@
+"""Looks after the device slots: says who stopped working, opens anew who may be, leaves out who is slow.
+
+        died, or could not be opened
+              |  on a CPU, and not too often                  else: quarantine, until lqs is restarted
+              v
+        backoff -- twice as long each time --> opens (a thread of its own) --> failed: backoff
+                                                 |
+                                                 v
+                                          probation: few requests --> steps enough: as the others
+
+        steps take far longer than they do as a rule, and than elsewhere
+              v
+        rests: nobody starts there, what runs goes on --> steps are quick again, or nothing runs: probation
+
+Nobody waits for a lock here, and nothing here is waited for: a step that does not end is found by the
+scheduler's thread (core/failover.pxi), which needs no Python. What died is never freed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from lqs.config import Config
+from lqs.engine.slot import Slot
+from lqs.errors import DeviceError
+from lqs.request import NS_PER_S
+
+if TYPE_CHECKING:
+    from lqs._core import Scheduler
+    from lqs.observe.log import Log
+
+# Of steps: what a pace is taken from, and how fast the usual one follows.
+_STEPS_MIN = 4
+_USUAL_SHARE = 0.1
+# So many looks in a row must agree.
+_LOOKS = 3
+# Shorter steps are not slow, whatever others take.
+_SLOW_NS_MIN = 50_000_000
+
+
+class Opens(Protocol):
+    """What opens device slots anew; see `Models`."""
+
+    @property
+    def is_loading(self) -> bool: ...
+    @property
+    def slots(self) -> Iterable[Slot]: ...
+    def add_again(self, slot: Slot) -> int: ...
+    def open_again(self, slot: Slot, number: int) -> Slot: ...
+    def replace(self, slot: Slot, new: Slot) -> None: ...
+
+
+class Stage(Enum):
+    """Where a device slot stands."""
+
+    SOUND = "sound"
+    RESTING = "resting"
+    PROBATION = "probation"
+    BACKOFF = "backoff"
+    OPENING = "opening"
+    QUARANTINE = "quarantine"
+
+
+class _Opening:
+    """A device slot that is being opened, in a thread that may never come back."""
+
+    def __init__(self, models: Opens, slot: Slot, number: int) -> None:
+        self.new: Slot | None = None
+        self.failure = ""
+        self._models, self._slot, self.number = models, slot, number
+        self.thread = threading.Thread(target=self._run, name=f"lqs-open-{slot.device}", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.new = self._models.open_again(self._slot, self.number)
+        except DeviceError as error:
+            self.failure = str(error)
+
+
+@dataclass(slots=True)
+class _Care:
+    """What is known of one device, whichever slot stands for it now."""
+
+    stage: Stage = Stage.SOUND
+    since_ns: int = 0
+    num_attempts: int = 0
+    due_ns: int = 0
+    number: int = -1  # In the core, where the next one is to be.
+    opening: _Opening | None = None
+    num_steps: int = 0
+    step_ns: int = 0
+    pace_ns: float = 0.0  # A step's time since the last look; 0: none ended.
+    usual_ns: float = 0.0
+    num_alike: int = 0
+    steps_wanted: int = 0  # Of probation.
+    was_told: bool = False
+
+
+class Keeper:
+    """Looks after all device slots, every now and then.
+
+    `lost_cards` tells why by the UUID of each GPU that cannot be used any more.
+
+    Owner: the event loop; `now_ns` is monotonic.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        models: Opens,
+        scheduler: Scheduler,
+        log: Log,
+        *,
+        lost_cards: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        self._config = config.health
+        self._models = models
+        self._scheduler = scheduler
+        self._log = log
+        self._stall_s = config.engine.stall_s
+        self._lost_cards = lost_cards
+        self._care: dict[str, _Care] = {}
+
+    def stage_of(self, device: str) -> Stage:
+        """Where a device slot stands."""
+        return self._care[device].stage
+
+    def look(self, now_ns: int) -> None:
+        """See how all of them are, and do what is due; nothing as long as they are loaded."""
+        if self._models.is_loading:
+            return
+        slots = list(self._models.slots)
+        for slot in slots:
+            care = self._care.setdefault(slot.device, _Care(since_ns=now_ns, number=slot.number))
+            self._measure(slot, care)
+        self._lose_cards(slots)
+        for slot in slots:
+            care = self._care[slot.device]
+            self._tell(slot, care, now_ns)
+            if slot.worker.state in ("dead", "failed"):
+                self._mend(slot, care, now_ns)
+            elif care.stage is Stage.PROBATION:
+                self._try_out(slot, care)
+            else:
+                self._compare(slot, care, slots)
+
+    def close(self) -> bool:
+        """Whether no thread is left behind that opens one."""
+        return all(care.opening is None or not care.opening.thread.is_alive() for care in self._care.values())
+
+    def _tell(self, slot: Slot, care: _Care, now_ns: int) -> None:
+        """Say once that it stopped working, and once that it works again."""
+        is_healthy = slot.is_healthy(now_ns, self._stall_s)
+        if is_healthy and care.was_told:
+            self._log.info("device slot works again", device=slot.device)
+        elif not is_healthy and not care.was_told:
+            reason = slot.death or "its step does not end"
+            self._log.error("device slot does not work", device=slot.device, reason=reason)
+        care.was_told = not is_healthy
+
+    # Who is dead, or never lived.
+
+    def _lose_cards(self, slots: Iterable[Slot]) -> None:
+        """What is on a GPU that cannot be used any more is dead, whatever its worker says."""
+        lost = self._lost_cards()
+        for slot in slots:
+            why = next((lost[card] for card in slot.cards if card in lost), "")
+            if why and not slot.lost:
+                slot.lost = f"its GPU is lost: {why}"
+                self._scheduler.report_dead(slot.number)
+
+    def _mend(self, slot: Slot, care: _Care, now_ns: int) -> None:
+        if care.stage is Stage.OPENING:
+            self._take_over(slot, care, now_ns)
+        elif care.stage is Stage.BACKOFF:
+            if now_ns >= care.due_ns:
+                self._open(slot, care, now_ns)
+        elif care.stage is not Stage.QUARANTINE:
+            if now_ns - care.since_ns >= self._config.steady_s * NS_PER_S:
+                care.num_attempts = 0
+            # One that never lived keeps its place in the core.
+            care.number = slot.number if slot.worker.state == "failed" else -1
+            self._put_off(slot, care, now_ns)
+
+    def _put_off(self, slot: Slot, care: _Care, now_ns: int) -> None:
+        """Try later, or never again."""
+        config = self._config
+        if slot.cards or not slot.device.startswith("cpu:") or care.num_attempts >= config.reload_attempts:
+            care.stage = Stage.QUARANTINE
+            # CUDA's errors stay for as long as the process does.
+            self._log.error(
+                "device slot stays out until lqs is restarted", device=slot.device, attempts=care.num_attempts
+            )
+            return
+        wait_s = min(config.reload_backoff_s * 2**care.num_attempts, config.reload_backoff_max_s)
+        care.stage, care.due_ns = Stage.BACKOFF, now_ns + int(wait_s * NS_PER_S)
+        self._log.warning("device slot is opened anew", device=slot.device, in_s=f"{wait_s:g}")
+
+    def _open(self, slot: Slot, care: _Care, now_ns: int) -> None:
+        care.num_attempts += 1
+        try:
+            if care.number < 0:
+                care.number = self._models.add_again(slot)
+        except ValueError as error:
+            self._log.error("device slot cannot be opened anew", device=slot.device, reason=str(error))
+            care.stage = Stage.QUARANTINE
+            return
+        care.stage, care.opening = Stage.OPENING, _Opening(self._models, slot, care.number)
+
+    def _take_over(self, slot: Slot, care: _Care, now_ns: int) -> None:
+        """See how far the thread is that opens it."""
+        opening = care.opening
+        assert opening is not None
+        if self._scheduler.slots()[opening.number]["is_dead"]:
+            # libllama gave up in it: it is parked, and so is that place in the core.
+            care.number, opening.failure = -1, "libllama gave up while it was opened"
+        elif opening.thread.is_alive():
+            return
+        if opening.new is None:
+            self._log.error("device slot cannot be opened anew", device=slot.device, reason=opening.failure)
+            self._put_off(slot, care, now_ns)
+            return
+        care.opening, care.since_ns = None, now_ns
+        care.num_steps = care.step_ns = 0
+        self._begin_probation(opening.new, care)
+        self._models.replace(slot, opening.new)
+
+    # Who is new.
+
+    def _begin_probation(self, slot: Slot, care: _Care) -> None:
+        care.stage, care.num_alike = Stage.PROBATION, 0
+        care.steps_wanted = slot.worker.snapshot()["num_steps"] + self._config.probation_steps
+        self._scheduler.limit_slot(slot.number, self._config.probation_requests)
+
+    def _try_out(self, slot: Slot, care: _Care) -> None:
+        if slot.worker.snapshot()["num_steps"] >= care.steps_wanted:
+            care.stage = Stage.SOUND
+            self._scheduler.limit_slot(slot.number)
+
+    # Who is slow.
+
+    def _measure(self, slot: Slot, care: _Care) -> None:
+        """Its pace since the last look."""
+        seen = slot.worker.snapshot()
+        num_steps, step_ns = seen["num_steps"] - care.num_steps, seen["step_ns"] - care.step_ns
+        care.num_steps, care.step_ns = seen["num_steps"], seen["step_ns"]
+        care.pace_ns = step_ns / num_steps if num_steps >= _STEPS_MIN else 0.0
+
+    def _is_slow(self, slot: Slot, care: _Care, slots: list[Slot]) -> bool:
+        paces = [self._care[other.device].pace_ns for other in slots if other is not slot]
+        others = [pace for pace in paces if pace > 0]
+        bound_ns = max(self._config.slow_factor * max([care.usual_ns, *others]), _SLOW_NS_MIN)
+        return bool(others) and care.usual_ns > 0 and care.pace_ns > bound_ns
+
+    def _compare(self, slot: Slot, care: _Care, slots: list[Slot]) -> None:
+        if not self._config.slow_factor:
+            return
+        is_slow = self._is_slow(slot, care, slots)
+        if care.pace_ns > 0 and not is_slow:
+            care.usual_ns += _USUAL_SHARE * (care.pace_ns - care.usual_ns) if care.usual_ns else care.pace_ns
+        is_changed = is_slow if care.stage is Stage.SOUND else not is_slow
+        care.num_alike = care.num_alike + 1 if is_changed else 0
+        if care.num_alike < _LOOKS:
+            return
+        care.num_alike = 0
+        if care.stage is Stage.SOUND:
+            care.stage = Stage.RESTING
+            self._log.warning("device slot is slow and rests", device=slot.device, step_ms=round(care.pace_ns / 1e6))
+            self._scheduler.rest_slot(slot.number)
+        else:
+            self._log.info("device slot takes requests again", device=slot.device)
+            self._begin_probation(slot, care)
+            self._scheduler.rest_slot(slot.number, False)

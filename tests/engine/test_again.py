@@ -1,0 +1,121 @@
+"""Requests of a device slot that dies go on at another one: the same text, to the last byte, told once."""
+
+from typing import Any
+
+import pytest
+
+from lqs import _core, _engine
+from tests.engine.rig import Rig
+from tests.engine.test_swap import assert_nothing_is_left
+from tests.engine.test_worker import PROMPTS, chat
+
+LENGTH, STOP = _core.Finish.FINISH_LENGTH, _core.Finish.FINISH_STOP
+COLOURS = 'root ::= ("red" | "green" | "blue") ("," ("red" | "green" | "blue"))+'
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "drawn": {"temperature": 0.9, "top_p": 0.9, "seed": 7},
+    "penalised": {"temperature": 0.0, "repeat_penalty": 1.3, "frequency_penalty": 0.5, "repeat_last_n": 32},
+    "held back": {"temperature": 0.0, "stops": [b"never", b" the sun sets over the sea and nobody", b"\n\n\n"]},
+    "logprobs": {"temperature": 0.0, "num_logprobs": 2},
+    "grammar": {"temperature": 0.7, "seed": 3},
+}
+
+
+def alone(model: Any, prompts: list[str], **options: Any) -> list[Any]:
+    with Rig(model, n_ctx=1024, n_seq=1, threads=1, prefix_cache=False) as rig:
+        return [rig.ask(p, **options) for p in prompts]
+
+
+def options_of(model: Any, kind: str) -> dict[str, Any]:
+    more = {"grammar": _engine.Grammar(model, COLOURS)} if kind == "grammar" else {}
+    return {"max_tokens": 40, "ignore_eos": kind != "grammar", **KINDS[kind], **more}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_goes_on_without_a_seam(default_model: Any, kind: str) -> None:
+    prompts = [chat(p) for p in PROMPTS[:6]]
+    options = options_of(default_model, kind)
+    want = alone(default_model, prompts, **options)
+    with Rig(default_model, num_slots=2, n_ctx=1024, n_seq=3, threads=1) as rig:
+        answers = [rig.submit(p, **options) for p in prompts]
+        rig.pump(lambda: all(a.num_tokens >= 5 for a in answers))
+        rig.worker.break_at("assert")
+        rig.finish(*answers)
+        assert [a.text for a in answers] == [w.text for w in want]
+        assert [a.logprobs for a in answers] == [w.logprobs for w in want]
+        assert [a.num_tokens for a in answers] == [w.num_tokens for w in want]
+        assert [a.outcome.finish for a in answers] == [w.outcome.finish for w in want]
+        assert [a.outcome.num_completion_tokens for a in answers] == [a.num_tokens for a in answers]
+        figures = rig.scheduler.snapshot()
+        assert (figures["num_lost"], figures["num_restarted"]) == (3, 3)
+        assert rig.workers[1].snapshot()["num_taken_over"] == 3
+        assert rig.worker.is_parked
+        rig.worker = rig.workers[1]
+        assert_nothing_is_left(rig)
+
+
+def test_half_a_character_and_half_a_stop_string_are_rebuilt(default_model: Any) -> None:
+    """Wherever it dies: the bytes of one character come in several tokens, and so does the stop string."""
+    prompt = "Repeat: \U0001f9ea\U0001f469‍\U0001f52c\U0001f9ea\U0001f469‍\U0001f52c\U0001f9ea\U0001f469‍\U0001f52c"
+    options = {"max_tokens": 24, "temperature": 0.0, "ignore_eos": True, "stops": ["\U0001f52c zz".encode()]}
+    (want,) = alone(default_model, [prompt], **options)
+    for num_steps in range(1, 12):
+        with Rig(default_model, num_slots=2, n_ctx=256, n_seq=1, threads=1) as rig:
+            rig.worker.break_at("assert", step=num_steps)
+            answer = rig.ask(prompt, **options)
+            assert (answer.text, answer.num_tokens) == (want.text, want.num_tokens)
+            assert rig.scheduler.snapshot()["num_restarted"] == 1
+
+
+@pytest.mark.parametrize("kind", ["greedy", "logprobs"])
+def test_a_worker_that_hangs_and_wakes_is_not_heard_any_more(default_model: Any, kind: str) -> None:
+    """It wakes in the middle of its step, when all that it ran is done elsewhere."""
+    prompts = [chat(p) for p in PROMPTS[:4]]
+    options = options_of(default_model, kind)
+    want = alone(default_model, prompts, **options)
+    with Rig(default_model, num_slots=2, n_ctx=1024, n_seq=2, threads=1) as rig:
+        rig.scheduler.set_stall(0, 500_000_000)
+        answers = [rig.submit(p, **options) for p in prompts]
+        rig.pump(lambda: all(a.num_tokens >= 5 for a in answers))
+        rig.worker.break_at("hang", for_s=6.0)
+        rig.finish(*answers)
+        assert [(a.text, a.logprobs) for a in answers] == [(w.text, w.logprobs) for w in want]
+        assert rig.scheduler.snapshot()["num_stalled"] == 1
+        assert rig.worker.state == "dead"
+        assert rig.worker.death == "its step did not end"
+        rig._threads[0].join(30)
+        assert not rig._threads[0].is_alive()
+        later = rig.ask(prompts[0], **options)
+        assert later.text == want[0].text
+        assert rig.scheduler.snapshot()["num_broken"] == 0
+
+
+def test_when_llama_decode_keeps_failing_the_others_go_on_elsewhere(default_model: Any) -> None:
+    prompts = [chat(p) for p in PROMPTS[:6]]
+    options = options_of(default_model, "greedy")
+    want = alone(default_model, prompts, **options)
+    with Rig(default_model, num_slots=2, n_ctx=1024, n_seq=3, threads=1) as rig:
+        answers = [rig.submit(p, **options) for p in prompts]
+        rig.pump(lambda: all(a.num_tokens >= 5 for a in answers))
+        rig.worker.break_at("rc", rc=-100, times=-1)
+        rig.finish(*answers)
+        assert rig.worker.state == "dead"
+        whole = [(a.text, w.text) for a, w in zip(answers, want, strict=True) if a.outcome.finish == LENGTH]
+        assert len(whole) >= 4
+        assert all(text == wanted for text, wanted in whole)
+
+
+def test_with_little_kv_those_that_come_and_those_that_are_there_all_end(default_model: Any) -> None:
+    """Promises that grow: some are put out, some go on, and every text is the same."""
+    prompts = [chat(p) for p in PROMPTS[:8]]
+    options = options_of(default_model, "greedy") | {"max_tokens": 64}
+    want = alone(default_model, prompts, **options)
+    with Rig(default_model, num_slots=2, n_ctx=1024, kv_tokens=400, n_seq=4, threads=1, kv_block=16) as rig:
+        answers = [rig.submit(p, level=i % 4, **options) for i, p in enumerate(prompts)]
+        rig.pump(lambda: sum(a.num_tokens for a in answers) >= 60)
+        rig.worker.break_at("assert")
+        rig.finish(*answers)
+        assert [a.text for a in answers] == [w.text for w in want]
+        assert {a.outcome.finish for a in answers} == {LENGTH}
+        rig.worker = rig.workers[1]
+        assert_nothing_is_left(rig)
