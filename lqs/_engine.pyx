@@ -146,6 +146,7 @@ cdef struct Sequence:
     uint8_t level
     uint8_t lane
     bint suspect            # was in a batch that failed; is tried alone
+    int32_t accused         # llama_decode's code when it was in a batch alone and nothing has worked since; 0: none
     bint steps_back         # others are more urgent than it: it decodes now and then
     bint lost               # its cells did not come back from a compaction
     size_t saved_bytes      # its state's size during a compaction
@@ -250,6 +251,7 @@ cdef struct WorkerData:
     bint recomputes         # computing again is faster than copying here
     uint32_t num_active
     int32_t num_suspects
+    int32_t num_accused
     int32_t failed_in_a_row
     uint64_t num_started
     uint64_t step_no

@@ -64,6 +64,7 @@ cdef bint open_sequence(WorkerData* w, Sequence* seq, Attempt* attempt, const Wo
     seq.num_fill = work.num_prompt
     seq.num_generated = 0
     seq.bytes_told = seq.tokens_told = 0
+    seq.accused = 0
     seq.granted = granted_tokens(attempt)
     seq.order = w.num_started
     seq.last_step = w.step_no
@@ -106,6 +107,7 @@ cdef void close_sequence(WorkerData* w, Sequence* seq, uint32_t finish, int32_t 
     w.has_news = True
     w.num_active -= 1
     set_suspect(w, seq, False)
+    acquit(w, seq)
     leave_out(w, seq)
     sampler_free(&seq.sampler)
     text_free(&seq.text)
@@ -150,8 +152,8 @@ cdef inline bint is_active(const Sequence* seq) noexcept nogil:
 
 
 cdef inline bint may_compute(const Sequence* seq) noexcept nogil:
-    """It has its cells, and the next one is promised."""
-    return not seq.is_out and seq.num_kv < seq.granted
+    """It has its cells, and the next one is promised; and it is not to blame for a failure, as far as is known."""
+    return not seq.is_out and seq.num_kv < seq.granted and seq.accused == 0
 
 
 cdef bint is_paused(WorkerData* w, Sequence* seq) noexcept nogil:
@@ -450,9 +452,9 @@ cdef void fail_batch(WorkerData* w, int32_t rc) noexcept nogil:
     1: no cells. With promises kept that is a bug: finished sequences are evicted, then the
     least and youngest request of the batch gives up its cells until the others have got on,
     and who finds none alone fails; so it never loops. 2: broken off, tried
-    again as it is. Below 0: each request of the batch is tried alone, and the one that fails
-    alone is ended; when nothing succeeds any more the device slot gives up, and those that are
-    left go on elsewhere.
+    again as it is. Below 0: each request of the batch is tried alone. Who fails alone is ended as
+    soon as another one has got on; when nobody gets on any more the device slot gives up, and all
+    of them go on elsewhere.
     """
     w.stats.num_failed_decodes += 1
     if rc == 2:
@@ -507,8 +509,37 @@ cdef void set_suspect(WorkerData* w, Sequence* seq, bint suspect) noexcept nogil
     seq.suspect = suspect
 
 
+cdef void accuse(WorkerData* w, Sequence* seq, int32_t rc) noexcept nogil:
+    """It failed alone: it waits until it is known whether anybody else gets on."""
+    roll_back(w)
+    if not is_active(seq):
+        return
+    set_suspect(w, seq, False)
+    w.num_accused += seq.accused == 0
+    seq.accused = rc
+    if w.num_suspects == 0 and w.num_accused > 1:
+        give_up(w, b"llama_decode fails for everybody")
+    elif w.num_suspects == 0:
+        convict(w)
+
+
+cdef void acquit(WorkerData* w, Sequence* seq) noexcept nogil:
+    w.num_accused -= seq.accused != 0
+    seq.accused = 0
+
+
+cdef void convict(WorkerData* w) noexcept nogil:
+    """Others get on, or there are none: it was their own fault."""
+    cdef Sequence* seq
+    cdef int32_t i
+    for i in range(w.num_ids):
+        seq = &w.seqs[i]
+        if is_active(seq) and seq.accused != 0:
+            end_sequence(w, seq, FINISH_ERROR, seq.accused)
+
+
 cdef void blame(WorkerData* w, int32_t rc) noexcept nogil:
-    """After a code below 0: whoever was alone in the batch is ended, several become suspects."""
+    """After a code below 0: whoever was alone in the batch is accused, several become suspects."""
     cdef Sequence* last = NULL
     cdef Sequence* seq
     cdef int32_t i, num = 0
@@ -518,8 +549,7 @@ cdef void blame(WorkerData* w, int32_t rc) noexcept nogil:
             num += 1
             last = seq
     if num == 1:
-        last.in_batch = 0
-        end_sequence(w, last, FINISH_ERROR, rc)
+        accuse(w, last, rc)
         return
     for i in range(w.num_ids):
         seq = &w.seqs[i]
@@ -625,6 +655,8 @@ cdef bint step(WorkerData* w) noexcept nogil:
         compact(w)
     end_the_overdue(w)
     w.was_idle = not fill_batch(w)
+    if w.was_idle and w.num_accused > 0:
+        convict(w)
     if w.was_idle:
         tell(w)
         return False
@@ -639,6 +671,8 @@ cdef bint step(WorkerData* w) noexcept nogil:
         w.num_succeeded += 1
         advance(w)
         sample_and_deliver(w)
+        if w.num_accused > 0:
+            convict(w)
     else:
         fail_batch(w, rc)
     w.stats.step_ns += lqs_now_ns() - began

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ server.drain_s = 1
 server.close_s = 1
 """
 PROMPTS = [f"Write a long story about {what}." for what in ("a red fox", "the sea", "an old clock", "rain", "two kings")]
-TOKENS = 60
+TOKENS = 40
 
 
 def begin(server: Server, prompt: str, **fields: Any) -> Call:
@@ -50,6 +49,12 @@ def told_alike(told: list[Streamed], wanted: list[Streamed]) -> None:
     assert [one.usage["completion_tokens"] for one in told] == [TOKENS] * len(told)  # type: ignore[index]
 
 
+def opened_anew(server: Server, num: int = 1) -> None:
+    """Wait until they work again; of each that died the core keeps what it slept on."""
+    until(lambda: server.log.count("device slot works again") == num)
+    server.start_figures["files"] += num
+
+
 def broken(start: Start, model: Path, drill: str, **settings: Any) -> Server:
     return start(model, "--chaos", drill, config=config(**settings))
 
@@ -60,21 +65,13 @@ def broken(start: Start, model: Path, drill: str, **settings: Any) -> Server:
 def test_every_stream_goes_on_at_the_other_device_slot(
     start: Start, default_model: Path, wanted: list[Streamed], deed: str
 ) -> None:
-    """B50, B51: an assert in the worker, one in a thread that helps it, a step that ends too late."""
+    """B50: an assert in the worker, one in a thread that helps it, a step that ends too late, no memory any more."""
     server = broken(start, default_model, f"device_slot=1 {deed}")
     told = [collect(call) for call in [begin(server, prompt) for prompt in PROMPTS]]
-    if deed.startswith("oom"):
-        # Who was tried alone while nothing worked is told so; no more than two.
-        failed = [one for one in told if one.error is not None]
-        assert len(failed) <= 2
-        assert {one.error["code"] for one in failed if one.error} <= {"engine_error"}
-        pairs = [(one, want) for one, want in zip(told, wanted, strict=True) if one.error is None]
-        told_alike([one for one, _ in pairs], [want for _, want in pairs])
-    else:
-        told_alike(told, wanted)
-        assert server.metric("lqs_requests_lost_total") >= 2
+    told_alike(told, wanted)
+    assert server.metric("lqs_requests_lost_total") >= 2
     # It comes back, in another place, and serves as before.
-    until(lambda: re.search(r"device slot works again.*cpu:1", server.log))
+    opened_anew(server)
     told_alike([collect(call) for call in [begin(server, prompt) for prompt in PROMPTS]], wanted)
     assert server.metric("lqs_device_healthy") == 2
     assert server.metric("lqs_core_broken_total") == 0
@@ -106,3 +103,4 @@ def test_when_both_break_the_streams_say_so_and_health_does_too(start: Start, de
     assert int(refused.headers["retry-after"]) >= 1
     until(lambda: server.ask("GET", "/readyz").status == 200)
     assert server.complete(3).answer().usage[1] == 3
+    opened_anew(server, 2)
