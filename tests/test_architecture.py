@@ -25,7 +25,10 @@ FLOORS = (
     {"cli"},
     {"commands"},
     {"simulate"},
-    {"serve", "listen", "collector", "process", "guard", "reload"},
+    {"serve", "supervise", "collector", "process", "guard", "reload"},
+    {"leave"},
+    {"listen"},
+    {"transport", "sockets", "parent", "lineage"},
     {"api"},
     {"admission"},
     {"scheduling"},
@@ -40,7 +43,7 @@ FLOORS = (
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Read as one part although they are several files.
-NEIGHBOURS = {("serve", name) for name in ("listen", "collector", "process", "guard", "reload")}
+NEIGHBOURS = {("serve", name) for name in ("collector", "process", "guard", "reload")}
 
 # Each foreign library comes in by one door.
 DOORS = {

@@ -33,6 +33,7 @@ from lqs.errors import (
 )
 from lqs.request import NS_PER_S, PromptSource, Request, RequestState, Sink
 from lqs.scheduling.desk import Desk
+from lqs.scheduling.drains import Drains
 from lqs.scheduling.entrance import NoPlace
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Gate:
         self._prompts = prompts
         self._classes = Classes(config.queue)
         self.degrader = Degrader(config, desk=desk, models=models)
+        self.drains = Drains(desk, config.server.drain_s)
         self._limits = limits or Limiters(config)
         desk.when_over(self._limits.over)
         self._rng = rng or random.Random()
@@ -113,7 +115,7 @@ class Gate:
             self._limits.charge_work(request, patience_ns=request.expire_ns - time.monotonic_ns())
             await self._wait_turn(request)
             set_latest_start(request, self._config.queue, self._desk.pace(served.index), num_expected)
-            if self._shut.is_set():
+            if self._shut.is_set() or self.drains.is_closed(served.index):
                 raise self._draining(request, time.monotonic_ns())
             self._desk.submit(request, work, sink, model=served.index)
         except asyncio.CancelledError:
@@ -169,7 +171,9 @@ class Gate:
             return "draining"
         if self._models.is_loading:
             return "model_loading"
-        return None if self._models.has_healthy_device else "no_device"
+        if not self._models.has_healthy_device:
+            return "no_device"
+        return "draining" if self._are_all_closed() else None
 
     async def tokenize(self, served: Served, text: str, *, add_special: bool, parse_special: bool) -> array[int]:
         """The tokens of a text, made in the pool."""
@@ -205,12 +209,22 @@ class Gate:
         if not served.has_healthy_device:
             message = "No device can serve the model just now."
             raise self._refusal(request, "no_device", message, self._spread(_NO_DEVICE_RETRY_S))
+        if self.drains.is_closed(served.index):
+            request.model_index = served.index
+            raise self._draining(request, now_ns)
         return served
+
+    def _are_all_closed(self) -> bool:
+        """Whether an operator has drained every model."""
+        if not self.drains.has_closed:
+            return False
+        served = (self._models.find(name) for name in self._models.names())
+        return all(each is None or self.drains.is_closed(each.index) for each in served)
 
     async def _work(self, request: Request, source: PromptSource, served: Served) -> tuple[Work, Served]:
         """The prompt for whoever is to answer, the model that was asked for or its fallback."""
         instead = self.degrader.choose(request, source, served)
-        if instead is not None:
+        if instead is not None and not self.drains.is_closed(instead[1].index):
             try:
                 work = await self._prepare(request, *instead)
             except (BadRequest, PromptTooLong):
@@ -248,8 +262,10 @@ class Gate:
         return self._refusal(request, no_place.reason, message, wait_s)
 
     def _draining(self, request: Request, now_ns: int) -> RequestRefused:
-        begun_ns = now_ns if self._drained_at_ns is None else self._drained_at_ns
-        left_s = self._config.server.drain_s - (now_ns - begun_ns) / NS_PER_S
+        if self._drained_at_ns is None:
+            left_s = self.drains.left_s(request.model_index, now_ns)
+            return self._refusal(request, "draining", "The model takes no requests just now.", self._spread(left_s))
+        left_s = self._config.server.drain_s - (now_ns - self._drained_at_ns) / NS_PER_S
         return self._refusal(request, "draining", "The server is shutting down.", self._spread(left_s))
 
     def _refusal(self, request: Request, reason: str, message: str, wait_s: float) -> RequestRefused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Control:
+    """What an admin may ask of the process.
+
+    `drain` begins to end it. `reload` reads keys and limits again and says what is wrong with them, None if
+    nothing. `restart` asks whoever keeps the socket for a successor; False if nobody does.
+    """
+
+    drain: Callable[[], None]
+    reload: Callable[[], str | None]
+    restart: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
 class Services:
     """The parts behind the routes."""
 
@@ -28,3 +42,4 @@ class Services:
     metrics: Metrics
     alerts: Alerts
     log: Log
+    control: Control
