@@ -67,22 +67,21 @@ lay_out() {
         > "$into/site/llama_cpp_python-$version.dist-info/METADATA"
 }
 
-# cuBLAS is no part of a bare toolkit; its headers and libraries come as a wheel and are laid over a copy of links.
+# A bare toolkit has no cuBLAS: its headers and libraries come as a wheel and are laid over a copy of the toolkit. A copy,
+# because nvcc follows links to where it really is and would look there.
 toolkit_with_cublas() {
-    local cuda=${CUDA_HOME:-/usr/local/cuda} into=$1 major
+    local cuda=${CUDA_HOME:-/usr/local/cuda} into=$1 release library
     if [ -e "$cuda/include/cublas_v2.h" ]; then
         echo "$cuda"
         return
     fi
-    major=$("$cuda/bin/nvcc" --version | sed -n 's/.*release \([0-9]*\.[0-9]*\).*/\1/p')
-    python3 -m pip -q download --no-deps -d "$into/cublas" "nvidia-cublas==$major.*" >&2
-    mkdir -p "$into/cuda" && cp -rs "$(realpath "$cuda")/." "$into/cuda/"
-    (cd "$into/cublas" && python3 -m zipfile -e nvidia_cublas-*.whl . )
-    find "$into/cublas" -path '*include/*' -name '*.h' -exec cp {} "$into/cuda/include/" \;
-    mkdir -p "$into/cuda/lib64"
-    local library
+    release=$("$cuda/bin/nvcc" --version | sed -n 's/.*release \([0-9]*\.[0-9]*\).*/\1/p')
+    python3 -m pip -q download --no-deps -d "$into/cublas" "nvidia-cublas==$release.*" >&2
+    (cd "$into/cublas" && python3 -m zipfile -e nvidia_cublas-*.whl .)
+    rm -rf "$into/cuda" && cp -a "$(realpath "$cuda")" "$into/cuda"
+    find "$into/cublas" -path '*include/*' -name '*.h' -exec cp --remove-destination {} "$into/cuda/include/" \;
     while read -r library; do
-        cp "$library" "$into/cuda/lib64/"
+        cp --remove-destination "$library" "$into/cuda/lib64/"
         # The linker wants the name without its version.
         ln -sf "$(basename "$library")" "$into/cuda/lib64/$(basename "$library" | sed 's/\.so.*/.so/')"
     done < <(find "$into/cublas" -name 'libcublas*.so*')

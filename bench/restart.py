@@ -26,7 +26,7 @@ from pathlib import Path
 from bench.compare.report import Row, fact, table, write_json
 from bench.compare.server import Live, Setup, lqs_from_here, running
 from bench.compare.workload import completions
-from bench.load.drive import closed_loop, open_loop
+from bench.load.drive import NextPayload, closed_loop, open_loop
 from bench.load.reply import Reply, read_reply
 from bench.load.stats import percentile
 from lqs.engine.store import DEFAULT_MODEL, Store, store_folder
@@ -108,8 +108,8 @@ def _arrivals(rate: float, seconds: float, seed: int) -> list[float]:
     return times
 
 
-async def _send(live: Live, arrivals_s: Sequence[float], supply: object) -> list[Reply]:
-    return [read_reply(exchange) for exchange in await open_loop(live.client, arrivals_s, supply)]  # type: ignore[arg-type]
+async def _send(live: Live, arrivals_s: Sequence[float], supply: NextPayload) -> list[Reply]:
+    return [read_reply(exchange) for exchange in await open_loop(live.client, arrivals_s, supply)]
 
 
 async def _restart(live: Live, restarts: Restarts, num: int, between_s: float) -> None:

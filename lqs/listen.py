@@ -53,9 +53,9 @@ _LINGER_S = 3.0
 
 # How many requests one connection may have open: the one that is answered and those behind it.
 _NUM_CYCLES_MAX = 32
-# How long a server that leaves keeps a connection on which nothing comes. Clients' pools use a connection again
-# within 5 s or not at all, and one that is closed under a request loses it.
-_LEAVE_S = 5.0
+# How long a server that leaves keeps a connection on which nothing comes: one that is closed in the moment in which
+# its client uses it again loses that request, so who is busy gets an answer that says close first.
+_LEAVE_S = 2.0
 
 
 class _State(ServerState):
@@ -70,6 +70,8 @@ class HttpServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.server_state = _State()
+        # Until it listens.
+        self.servers = []
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
