@@ -55,7 +55,7 @@ _LOAD_STALLS = 10
 class Server:
     """Everything that runs, and its life. Owner: the event loop.
 
-    `reload_config` reads the config again on SIGHUP. `passed` is a socket that listens already.
+    `reread` reads the config again on SIGHUP. `passed` is a socket that listens already.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Server:
         models: Models,
         prompts: Prompts,
         guard: Guard,
-        reload_config: Callable[[], Config] | None = None,
+        reread: Callable[[], Config] | None = None,
         passed: socket.socket | None = None,
     ) -> None:
         self._config = config
@@ -78,7 +78,7 @@ class Server:
         self._prompts = prompts
         self._guard = guard
         self._health = Health(config.engine.stall_s, self._log)
-        self.reload = Reloader(services, reload_config or (lambda: config)).reload
+        self.reload = Reloader(services, reread or (lambda: config)).reload
         self._passed = passed
         self._stop_wanted = asyncio.Event()
         # Set by a stop and by a hand-over.
@@ -225,7 +225,7 @@ def build(
     passed: socket.socket | None = None,
     limits_clock: Callable[[], int] = time.monotonic_ns,
 ) -> Server:
-    """Make and wire all parts; nothing runs yet. `drill` is what breaks on purpose. Raises StartError."""
+    """Make and wire all parts, late ones by lambdas; nothing runs yet. `drill` breaks on purpose. Raises StartError."""
     keys = KeyRing(config)
     check_exposure(config, keys.num_keys)
     path, fallback_path = find_models(config, Store(store_folder(environ)))
@@ -254,7 +254,6 @@ def build(
         model_name=models.names()[0],
         core=scheduler.snapshot,
         workers=models.snapshots,
-        # What is made below.
         closed_reason=lambda: gate.closed_reason(),  # noqa: PLW0108
         bounds=lambda: server.bounds(),  # noqa: PLW0108
         alerts=lambda: alerts,
@@ -272,13 +271,10 @@ def build(
     alerts = Alerts(config.alerts, log, actions)
     services = Services(
         config=config, gate=gate, desk=desk, keys=keys, models=models, metrics=metrics, alerts=alerts, log=log,
-        # Made below.
         control=Control(lambda: server.stop(), lambda: server.reload(), lambda: ask_restart(environ)),  # noqa: PLW0108
     )  # fmt: skip
     guard = Guard(lambda: gate.config, alerts, desk, metrics)
-    server = Server(
-        config, services, models=models, prompts=prompts, guard=guard, reload_config=reload_config, passed=passed
-    )
+    server = Server(config, services, models=models, prompts=prompts, guard=guard, reread=reload_config, passed=passed)
     return server
 
 

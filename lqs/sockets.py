@@ -53,6 +53,7 @@ def take_socket(environ: MutableMapping[str, str], first_fd: int = FIRST_FD) -> 
     except OSError as error:
         raise StartError(f"LISTEN_FDS says that a socket was passed: {error.strerror}.") from None
     if not is_tcp or not is_listening:
+        passed.close()
         raise StartError("the socket that was passed does not listen on a TCP address.")
     os.set_inheritable(first_fd, False)
     return passed

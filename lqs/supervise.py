@@ -147,9 +147,10 @@ class Supervisor:
         # What comes before the server can heed it must not end it.
         for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
+        # Before the socket is put where this one may be.
+        address = self._notes.getsockname()
         os.dup2(self._listening.fileno(), FIRST_FD)
         os.set_inheritable(FIRST_FD, True)
-        address = self._notes.getsockname()
         os.execve(  # noqa: S606 The same program that runs already.
             self._command[0],
             self._command,

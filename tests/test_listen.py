@@ -235,15 +235,16 @@ class Leaving:
 
     def __init__(self) -> None:
         self.answer = asyncio.Event()
-        self.http = make_http(self._app, ServerConfig(), Log(LogConfig(), io.StringIO()), close_s=1)
+        self.http = make_http(self._make_app(), ServerConfig(), Log(LogConfig(), io.StringIO()), close_s=1)
         self.http.config.load()
-        self.http.servers = []
         self.connection, self.wire = connect(self.http)
 
-    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
-        await self.answer.wait()
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
+    def _make_app(self) -> Callable[..., Awaitable[None]]:
+        async def answered(scope: Any, receive: Any, send: Any) -> None:
+            await self.answer.wait()
+            await app(scope, receive, send)
+
+        return answered
 
     async def ask(self) -> None:
         self.connection.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -273,10 +274,12 @@ async def test_a_server_that_leaves_answers_once_more_on_an_idle_connection() ->
     at.http.leave()
     assert not at.wire.closed
     at.wire.written = b""
+    at.answer.clear()
     await at.ask()
     # What it would have been closed for by now came to nothing.
     at.connection._close_if_idle()
     assert not at.wire.closed
+    at.answer.set()
     await asyncio.gather(*at.connection.tasks)
     assert b"connection: close" in at.wire.written
     assert at.wire.closed

@@ -55,5 +55,5 @@ class ControlRestart:
         await _say(send, 202, status="restarting", pid=os.getpid())
 
 
-async def _say(send: Send, status: int, **shown: str | int) -> None:
-    await send_json(send, msgspec.json.encode(shown), status)
+async def _say(send: Send, code: int, **shown: str | int) -> None:
+    await send_json(send, msgspec.json.encode(shown), code)

@@ -303,6 +303,7 @@ def test_a_hand_over_serves_who_is_connected_and_accepts_nobody(model: str) -> N
         assert [status for status, *_ in await asyncio.gather(*running)] == [200, 200]
         successor, _ = await asyncio.get_running_loop().sock_accept(listening)
         with successor:
+            await asyncio.get_running_loop().sock_recv(successor, 1000)
             await asyncio.get_running_loop().sock_sendall(successor, b"HTTP/1.1 204 No Content\r\n\r\n")
         assert (await waiting)[0] == 204
 

@@ -190,7 +190,7 @@ def heeds_hangup(pid: int) -> bool:
 def test_a_socket_that_is_passed_is_served_from(start: Start, tiny: Path) -> None:
     """As systemd passes it: descriptor 3, for this process."""
     passes = (
-        "import os, socket, sys; s = socket.create_server(('127.0.0.1', 0)); os.dup2(s.fileno(), 3); "
+        "import os, socket, sys; s = socket.create_server(('127.0.0.1', 0)); os.dup2(s.fileno(), 3); os.set_inheritable(3, True); "
         "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='1'); "
         "os.execv(sys.executable, [sys.executable, '-m', 'lqs', *sys.argv[1:]])"
     )
@@ -205,13 +205,14 @@ def test_the_command_drains_a_part_opens_it_restarts_and_drains_the_whole(start:
     done = run("drain", server, "--device-slot", "cpu:1", "--wait", "30")
     assert (done.returncode, done.stderr) == (0, "")
     assert "drained" in done.stdout
-    for _ in range(4):
-        server.complete(500)
+    calls = [server.complete(20_000) for _ in range(4)]
     server.wait_running(4)
     slots = server.ask("GET", "/admin/devices").json["data"]
     assert [slot["running"] for slot in slots] == [4, 0]
     late = run("drain", server, "--model", "tiny", "--wait", "0")
     assert (late.returncode, "Some still runs there" in late.stderr) == (1, True)
+    for call in calls:
+        call.close()
     assert run("drain", server, "--model", "tiny", "--undrain").returncode == 0
     assert {slot["state"] for slot in server.ask("GET", "/admin/devices").json["data"]} == {"ready"}
     old = child_of(server)
