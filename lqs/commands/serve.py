@@ -9,10 +9,11 @@ import sys
 from lqs.commands.flags import add_setting_flags, load_config
 from lqs.config import Config
 from lqs.engine.drill import parse_drill
+from lqs.lineage import Rules
 from lqs.observe.log import Log
 from lqs.process import Hangup
 from lqs.sockets import bind, take_socket, with_address
-from lqs.supervise import Rules, Supervisor
+from lqs.supervise import Supervisor
 
 # Beyond the time for a drain and for threads to end, how long an old server may still take.
 _PATIENCE_S = 30.0
