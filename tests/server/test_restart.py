@@ -190,7 +190,8 @@ def heeds_hangup(pid: int) -> bool:
 def test_a_socket_that_is_passed_is_served_from(start: Start, tiny: Path) -> None:
     """As systemd passes it: descriptor 3, for this process."""
     passes = (
-        "import os, socket, sys; s = socket.create_server(('127.0.0.1', 0)); os.dup2(s.fileno(), 3); os.set_inheritable(3, True); "
+        "import os, socket, sys; s = socket.create_server(('127.0.0.1', 0)); "
+        "os.dup2(s.fileno(), 3); os.set_inheritable(3, True); "
         "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='1'); "
         "os.execv(sys.executable, [sys.executable, '-m', 'lqs', *sys.argv[1:]])"
     )
