@@ -93,7 +93,7 @@ make_build() {
     command -v cmake > /dev/null || fail "cmake is missing"
     mkdir -p "$work" "$folder/wheels"
     say "fetching the sources of llama-cpp-python $version"
-    python3 -m pip -q download --no-deps --no-build-isolation --no-binary :all: -d "$work" "llama-cpp-python==$version"
+    python3 -m pip -q download --no-deps --no-binary :all: -d "$work" "llama-cpp-python==$version"
     tar -xf "$work/llama_cpp_python-$version.tar.gz" -C "$work"
     sdist="$work/llama_cpp_python-$version"
     rm -rf "$sdist/vendor/llama.cpp/models" "$sdist/vendor/llama.cpp/docs" "$sdist"/vendor/llama.cpp/media
@@ -123,13 +123,13 @@ try_without_a_gpu() {
         | awk '/not found/ {missing = missing " " $1} END {print "gpu.sh: missing here, as the driver should be:" (missing ? missing : " nothing")}'
 }
 
-# What Python needs: from pyproject.toml, without llama-cpp-python itself but with what that needs.
+# What Python needs for this run, from pyproject.toml; of llama-cpp-python only what that needs itself.
 needed() {
     python3 - "$here/pyproject.toml" << 'PY'
 import sys, tomllib
 project = tomllib.load(open(sys.argv[1], "rb"))["project"]
-wanted = project["dependencies"] + project["optional-dependencies"]["test"]
-print(*(name.replace(" ", "") for name in wanted if not name.startswith("llama-cpp-python")))
+tests = [name for name in project["optional-dependencies"]["test"] if name.startswith(("pytest", "numpy"))]
+print(*(name for name in project["dependencies"] + tests if not name.startswith("llama-cpp-python")))
 print("Cython>=3.1,<4", "setuptools>=65.5", "wheel", "typing-extensions", "diskcache")
 PY
 }
