@@ -32,7 +32,7 @@ from bench.load.stats import percentile
 from lqs.engine.store import DEFAULT_MODEL, Store, store_folder
 
 PARALLEL, CTX = 8, 8192
-NUM_WORDS, NUM_TOKENS = 20, 24
+NUM_WORDS, NUM_TOKENS = 12, 16
 SHARE = 0.5
 MODES = ("overlap", "hold")
 _LOOK_S = 0.1
@@ -165,7 +165,7 @@ def rows_of(result: Result) -> list[Row]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; 1 if a request failed."""
     parser = argparse.ArgumentParser(prog="python -m bench.restart", description=__doc__.splitlines()[0])
-    parser.add_argument("--restarts", type=int, default=5, help="of each kind (%(default)s)")
+    parser.add_argument("--restarts", type=int, default=10, help="of each kind (%(default)s)")
     parser.add_argument("--seconds", type=float, default=3.0, help="between two of them (%(default)s)")
     parser.add_argument("--mode", choices=MODES, action="append", help="one alone (both)")
     parser.add_argument("--model", type=Path, help="a GGUF file (the default model)")
