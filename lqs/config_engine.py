@@ -86,3 +86,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     stall_s: Annotated[float, key("A step that takes longer makes its device slot unhealthy.", "s", gt=0, le=3600)] = (
         30.0
     )
+
+    @property
+    def grows_kv(self) -> bool:
+        """Whether KV is promised by how long answers come out, and grows."""
+        return self.kv_mode == "expected" and self.kv_unified

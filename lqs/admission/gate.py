@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from lqs.admission.classes import Classes, expected_tokens
+from lqs.admission.classes import Classes
 from lqs.admission.deadlines import set_latest_start, set_limits
 from lqs.admission.degrade import Degrader
 from lqs.admission.limits import Limiters
@@ -110,7 +110,9 @@ class Gate:
         try:
             served = await self.enter(request, time.monotonic_ns())
             work, served = await self._work(request, source, served)
-            num_expected = expected_tokens(request, self._desk.seen_completion(request, served.index))
+            num_expected = self._desk.expected_completion(request, served.index)
+            if self._config.engine.grows_kv:
+                request.kv_tokens = request.num_prompt_tokens + num_expected
             self._classes.assign_lane(request, self._desk.border_tokens, num_expected)
             self._limits.charge_work(request, patience_ns=request.expire_ns - time.monotonic_ns())
             await self._wait_turn(request)

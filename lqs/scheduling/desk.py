@@ -200,9 +200,11 @@ class Desk:
         """How fast the model of that number has been of late."""
         return self._paces[model]
 
-    def seen_completion(self, request: Request, model: int) -> int:
-        """Tokens that answers of the request's key had of late; 0 if too few are known."""
-        return self.scheduler.seen_completion(request.tenant.key_index, model)
+    def expected_completion(self, request: Request, model: int) -> int:
+        """Tokens that its answer is taken to have: what it may have, unless it did not say or that is far off."""
+        return self.scheduler.expected_completion(
+            request.tenant.key_index, model, request.max_tokens or 0, request.max_tokens_granted
+        )
 
     @property
     def border_tokens(self) -> int:
