@@ -14,26 +14,20 @@ import argparse
 import asyncio
 import os
 import platform
-import random
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from bench.compare.quiet import Watch
 from bench.compare.report import Row, fact, table, write_json
-from bench.compare.server import Live, Setup, lqs_from_here, running
-from bench.load.drive import open_loop
-from bench.load.reply import read_reply
+from bench.compare.server import Setup, lqs_from_here, running
 from bench.load.stats import percentile
+from bench.replay import calibrate, replay
 from lqs.config import Config
 from lqs.request import NS_PER_S
 from lqs.settings import load
-from lqs.simulate.cost import Calibration, load_calibration
 from lqs.simulate.generate import generate, spread
 from lqs.simulate.play import Devices, capacity_of, play
 from lqs.simulate.policy import Policy
-from lqs.simulate.trace import Trace
 
 SHARES = {2: 0.4, 3: 0.3, 4: 0.3}
 RECIPE = "gamma cv=2 prompt=lognormal:32:0.7 answer=lognormal:12:0.5"
@@ -89,7 +83,8 @@ async def _round(
     options: argparse.Namespace, num_requests: int, *, seed: int
 ) -> tuple[list[float], list[float], list[str]]:
     """Times to the first token in seconds, predicted and measured, and who else was busy meanwhile."""
-    calibration = _calibrate(options.model, options.threads)
+    setup = Setup(options.model, options.threads, PARALLEL, CTX)
+    calibration = calibrate(setup)
     config = _config()
     devices = Devices.of(calibration, config)
     trace = generate(f"{RECIPE} requests={num_requests}", seed=seed)
@@ -99,9 +94,10 @@ async def _round(
     predicted = [
         (first_ns - at_ns) / NS_PER_S for first_ns, at_ns in zip(played.first_token_ns, trace.arrival_ns, strict=True)
     ]
-    setup = Setup(options.model, options.threads, PARALLEL, CTX)
     async with running(lqs_from_here(), setup) as live, Watch(live.pid) as watch:
-        measured = await _measured(live, trace, seed)
+        replies = await replay(live, trace, seed)
+    # Where a token ends inside a character the text comes with the next one; an answer may have none.
+    measured = [reply.ttft_s for reply in replies if reply.token_times_s]
     return predicted, measured, watch.disturbers()
 
 
@@ -109,43 +105,6 @@ def _config() -> Config:
     """What bench.compare starts its server with, as far as the queue goes."""
     limits = {"queue.timeout_s": 600.0, "queue.request_timeout_s": 1200.0}
     return load(flags={"queue.caps": [512], "queue.total": 512, **limits})
-
-
-def _calibrate(model: Path, threads: int) -> Calibration:
-    """What the command measures on this machine, with the server's own shape."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "cost.json")
-        shape = ("--threads", str(threads), "--parallel", str(PARALLEL), "--ctx", str(CTX))
-        command = [sys.executable, "-m", "lqs", "check", str(model), *shape, "--calibrate", "--cost", str(path)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        return load_calibration(path)
-
-
-async def _measured(live: Live, trace: Trace, seed: int) -> list[float]:
-    """Send the trace at its times; a request that is not answered in full ends the run."""
-    payloads = iter(_payloads(live, trace, random.Random(seed)))
-    exchanges = await open_loop(live.client, [at_ns / NS_PER_S for at_ns in trace.arrival_ns], lambda: next(payloads))
-    replies = [read_reply(exchange) for exchange in exchanges]
-    failed = [reply for reply in replies if not reply.ok]
-    if failed:
-        raise SystemExit(f"{len(failed)} of {len(replies)} requests failed, the first with {failed[0].error}")
-    # Where a token ends inside a character the text comes with the next one; an answer may have none.
-    return [reply.ttft_s for reply in replies if reply.token_times_s]
-
-
-def _payloads(live: Live, trace: Trace, draw: random.Random) -> list[bytes]:
-    """Prompts of token ids, so that their lengths are exact."""
-    body = {"stream": True, "ignore_eos": True, "cache_prompt": False, "temperature": 0}
-    columns = zip(trace.prompt_tokens, trace.completion_tokens, trace.level, strict=True)
-    return [
-        live.client.payload(
-            "POST",
-            "/v1/completions",
-            body
-            | {"prompt": [draw.randrange(1000, 20_000) for _ in range(num)], "max_tokens": answer, "priority": level},
-        )
-        for num, answer, level in columns
-    ]
 
 
 if __name__ == "__main__":

@@ -556,6 +556,14 @@ cdef inline bint is_dead(SchedulerState* s, uint32_t slot) noexcept nogil:
 cdef enum:
     DECODE_EVERY = 4        # decodes that are left out for a better prefill advance so often
     PREFILL_MIN = 16        # tokens of prefill in a step however many decodes there are
+    FINE_MIN = 8            # below that a step's own cost shows
+
+# The most tokens of fine prefill in a step with so many decodes. Where a small chunk is not dearer
+# than a large one there are no more of them than decodes, so that these are not much slower for it.
+cdef inline int32_t fine_chunk(int32_t fine_budget, int32_t num_decodes) noexcept nogil:
+    if num_decodes == 0 or fine_budget > PREFILL_MIN:
+        return max(fine_budget, <int32_t>PREFILL_MIN)
+    return min(max(num_decodes, <int32_t>FINE_MIN), <int32_t>PREFILL_MIN)
 
 # Sleep until someone wakes this worker (for a start, a cancel, room in an out-buffer, the
 # end), or the time has passed (below 0: no limit). False: it has passed. Look at

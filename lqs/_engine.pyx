@@ -38,6 +38,7 @@ from lqs._core cimport (
     bump,
     emit_output,
     entry_of,
+    fine_chunk,
     finish_request,
     granted_tokens,
     is_dead,

@@ -53,6 +53,14 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
         _key("After SIGTERM what is queued and running is served for so long.", "s", ge=0, le=3600),
     ] = 30.0
     close_s: Annotated[float, _key("How long a thread may take to end at exit.", "s", gt=0, le=600)] = 5.0
+    restart: Annotated[
+        str,
+        _key(
+            "Under --supervise, whether the old server runs while the new one loads: overlap; hold, and connections "
+            "wait meanwhile; auto: overlap on CPUs where there is memory for two.",
+            pattern="^(auto|overlap|hold)$",
+        ),
+    ] = "auto"
 
 
 class QueueConfig(OverflowConfig, frozen=True, forbid_unknown_fields=True):

@@ -128,3 +128,8 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         float,
         key("A step that takes longer, and ten times as long as the slowest measured, never ends.", "s", gt=0, le=3600),
     ] = 30.0
+
+    @property
+    def grows_kv(self) -> bool:
+        """Whether KV is promised by how long answers come out, and grows."""
+        return self.kv_mode == "expected" and self.kv_unified

@@ -102,6 +102,14 @@ class MethodNotAllowed(LqsError):
     code = "method_not_allowed"
 
 
+class Conflict(LqsError):
+    """It cannot be done with the server as it runs."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "conflict"
+
+
 class BodyTimedOut(LqsError):
     """The client did not send its body in time."""
 

@@ -155,6 +155,7 @@ class Request:
     degraded_from: str | None = None  # The model that was asked for, if `model` answers in its place.
     prompt: array[int] = field(default_factory=lambda: array("i"))
     max_tokens_granted: int = 0  # What the context leaves of max_tokens.
+    kv_tokens: int = 0  # KV tokens that it is expected to be promised; 0: its footprint.
     expire_ns: int = 0  # Leaves the queue unserved then; 0: never.
     stop_ns: int = 0  # The worker ends it then; 0: never.
     deadline_ns: int = 0  # Orders it inside its key; 0: none.

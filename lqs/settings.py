@@ -26,7 +26,7 @@ _ENV_PREFIX = "LQS_"
 # NAME=VALUE of what is called LQS_* and is no setting: where models are, the key of `lqs chat`, the
 # switches of builds and tests, and what Kubernetes sets for a service named lqs.
 _NOT_SETTINGS = re.compile(
-    r"LQS_(MODELS_DIR|API_KEY|EXTENSIONS|NATIVE|DEBUG|COVERAGE|ANNOTATE|SANITIZE|STRESS_ITEMS|TEST_\w+)="
+    r"LQS_(MODELS_DIR|API_KEY|SUPERVISOR|EXTENSIONS|NATIVE|DEBUG|COVERAGE|ANNOTATE|SANITIZE|STRESS_ITEMS|TEST_\w+)="
     r"|LQS_SERVICE_(HOST|PORT)|LQS_PORT_\d|LQS_PORT=\w+://"
 )
 # Sections of tables that the operator names, and what such a table holds.

@@ -25,7 +25,10 @@ FLOORS = (
     {"cli"},
     {"commands"},
     {"simulate"},
-    {"serve", "listen", "collector", "process", "guard", "reload", "cards", "load_watch", "machinery"},
+    {"serve", "supervise", "collector", "process", "guard", "reload", "cards", "load_watch", "machinery"},
+    {"leave"},
+    {"listen"},
+    {"transport", "sockets", "parent", "lineage"},
     {"api"},
     {"admission"},
     {"scheduling"},
@@ -45,9 +48,10 @@ FLOORS = (
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Read as one part although they are several files.
 NEIGHBOURS = {
-    ("serve", name)
-    for name in ("listen", "collector", "process", "guard", "reload", "cards", "load_watch", "machinery")
-} | {("machinery", "cards"), ("machinery", "process")}
+    *(("serve", name) for name in ("collector", "process", "guard", "reload", "load_watch", "machinery")),
+    ("machinery", "cards"),
+    ("machinery", "process"),
+}
 
 # Each foreign library comes in by one door.
 DOORS = {

@@ -9,7 +9,7 @@ from functools import partial
 
 from lqs import _core
 from lqs._core import Backlog, Charge, DoorSays, Ledger, LimitKind, Limits, Scheduler, Work
-from lqs.admission.classes import Classes, expected_tokens
+from lqs.admission.classes import Classes
 from lqs.admission.limits import Limiters
 from lqs.config import Config, QueueConfig
 from lqs.config_limits import LimitConfig
@@ -182,10 +182,11 @@ def admission(n: int) -> list[Row]:
     config = usual_config(DEPTHS[-1])
     limits, classes, door = Limiters(config), Classes(config.queue), make_door(config)
     tenant = Tenant("t", "normal", 0, 3, 3)
-    requests = [Request(id="r", tenant=tenant, model="m", arrival_ns=0, max_tokens=20) for _ in range(n)]
     work, sink, prompt = Work(), object(), array("i", range(10))
     clock, times = time.perf_counter_ns, []
-    for number, request in enumerate(requests):
+    for number in range(n):
+        # Made just before, as in the server, which parses a request and then admits it.
+        request = Request(id="r", tenant=tenant, model="m", arrival_ns=0, max_tokens=20)
         request.prompt, request.max_tokens_granted = prompt, 20
         begin = clock()
         door.look(scheduler)
@@ -193,7 +194,7 @@ def admission(n: int) -> list[Row]:
         limits.enter(request, num_tokens_min=21, patience_ns=10**10)
         says, *_ = door.enter(request.level, begin, expire_ns=begin + 10**10)
         if says == _IN and scheduler.try_enter(request.level):
-            classes.assign_lane(request, 512, expected_tokens(request, scheduler.seen_completion(1, 0)))
+            classes.assign_lane(request, 512, scheduler.expected_completion(1, 0, 20, 20))
             limits.charge_work(request, patience_ns=10**10)
             scheduler.submit(
                 work, sink, key=0, model=0, level=request.level, lane=0, arrival_ns=begin, expire_ns=begin + 10**10,

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from lqs.admission.classes import Classes, expected_tokens
+from lqs.admission.classes import Classes, num_tokens_min
 from lqs.admission.deadlines import set_latest_start, set_limits
 from lqs.admission.degrade import Degrader
 from lqs.admission.holds import Holds
@@ -34,6 +34,7 @@ from lqs.errors import (
 )
 from lqs.request import NS_PER_S, Outcome, PromptSource, Request, RequestState, Sink
 from lqs.scheduling.desk import Desk
+from lqs.scheduling.drains import Drains
 from lqs.scheduling.entrance import NoPlace
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Gate:
         self._holds = Holds(fleet)
         self._classes = Classes(config.queue)
         self.degrader = Degrader(config, desk=desk, models=models)
+        self.drains = Drains(desk, config.server.drain_s)
         self._limits = limits or Limiters(config)
         desk.when_over(self._over)
         self._rng = rng or random.Random()
@@ -128,12 +130,14 @@ class Gate:
     async def _submit(self, request: Request, source: PromptSource, sink: Sink, served: Served) -> None:
         """Make the prompt, charge what it costs, hand it to the scheduler."""
         work, served = await self._work(request, source, served)
-        num_expected = expected_tokens(request, self._desk.seen_completion(request, served.index))
+        num_expected = self._desk.expected_completion(request, served.index)
+        if self._config.engine.grows_kv:
+            request.kv_tokens = request.num_prompt_tokens + num_expected
         self._classes.assign_lane(request, self._desk.border_tokens, num_expected)
         self._limits.charge_work(request, patience_ns=request.expire_ns - time.monotonic_ns())
         await self._wait_turn(request)
         set_latest_start(request, self._config.queue, self._desk.pace(served.index), num_expected)
-        if self._shut.is_set():
+        if self._shut.is_set() or self.drains.is_closed(served.index):
             raise self._draining(request, time.monotonic_ns())
         self._desk.submit(request, work, sink, model=served.index)
 
@@ -145,7 +149,7 @@ class Gate:
         if request.expire_ns <= now_ns:
             raise self._refusal(request, "queue_timeout", "Its time was over when it came.", RETRY_AFTER_S_MIN)
         self._limits.enter(
-            request, num_tokens_min=_num_tokens_min(request, served), patience_ns=request.expire_ns - now_ns
+            request, num_tokens_min=num_tokens_min(request, served), patience_ns=request.expire_ns - now_ns
         )
         load = self._desk.entrance.load()
         self._classes.assign(request, load=load, service_s=self._service_s(request))
@@ -181,7 +185,9 @@ class Gate:
             return "draining"
         if self._models.is_loading:
             return "model_loading"
-        return None if self._models.has_healthy_device else "no_device"
+        if not self._models.has_healthy_device:
+            return "no_device"
+        return "draining" if self._are_all_closed() else None
 
     async def tokenize(self, served: Served, text: str, *, add_special: bool, parse_special: bool) -> array[int]:
         """The tokens of a text, made in the pool."""
@@ -211,15 +217,18 @@ class Gate:
                 param="model",
                 code="model_not_found",
             )
-        if served.is_absent:
-            # It is waited for, or that says why it does not come.
+        # One on demand is waited for, or that says why it does not come.
+        if served.is_absent or (served.is_loading and served.is_on_demand):
             return served
-        if served.is_loading and not served.is_on_demand:
+        if served.is_loading:
             wait_s = served.load_time_left_s(now_ns)
             raise self._refusal(request, "model_loading", "The model is loading.", self._spread(wait_s))
-        if not served.is_loading and not served.has_healthy_device:
+        if not served.has_healthy_device:
             message = "No device can serve the model just now."
             raise self._refusal(request, "no_device", message, self._spread(_NO_DEVICE_RETRY_S))
+        if self.drains.is_closed(served.index):
+            request.model_index = served.index
+            raise self._draining(request, now_ns)
         return served
 
     def _over(self, request: Request, outcome: Outcome | None) -> None:
@@ -227,10 +236,17 @@ class Gate:
         self._holds.give_back(request)
         self._limits.over(request, outcome)
 
+    def _are_all_closed(self) -> bool:
+        """Whether an operator has drained every model."""
+        if not self.drains.has_closed:
+            return False
+        served = (self._models.find(name) for name in self._models.names())
+        return all(each is None or self.drains.is_closed(each.index) for each in served)
+
     async def _work(self, request: Request, source: PromptSource, served: Served) -> tuple[Work, Served]:
         """The prompt for whoever is to answer, the model that was asked for or its fallback."""
         instead = self.degrader.choose(request, source, served)
-        if instead is not None:
+        if instead is not None and not self.drains.is_closed(instead[1].index):
             await self._holds.take(request, instead[1])
             try:
                 work = await self._prepare(request, *instead)
@@ -269,8 +285,10 @@ class Gate:
         return self._refusal(request, no_place.reason, message, wait_s)
 
     def _draining(self, request: Request, now_ns: int) -> RequestRefused:
-        begun_ns = now_ns if self._drained_at_ns is None else self._drained_at_ns
-        left_s = self._config.server.drain_s - (now_ns - begun_ns) / NS_PER_S
+        if self._drained_at_ns is None:
+            left_s = self.drains.left_s(request.model_index, now_ns)
+            return self._refusal(request, "draining", "The model takes no requests just now.", self._spread(left_s))
+        left_s = self._config.server.drain_s - (now_ns - self._drained_at_ns) / NS_PER_S
         return self._refusal(request, "draining", "The server is shutting down.", self._spread(left_s))
 
     def _refusal(self, request: Request, reason: str, message: str, wait_s: float) -> RequestRefused:
@@ -281,9 +299,3 @@ class Gate:
         """A time at which nobody was promised anything, drawn out so that not all return at once."""
         bounded_s = min(max(wait_s, RETRY_AFTER_S_MIN), RETRY_AFTER_S_MAX / _SPREAD)
         return bounded_s * self._rng.uniform(1.0, _SPREAD)
-
-
-def _num_tokens_min(request: Request, served: Served) -> int:
-    """What it takes at least, prompt and answer together, as far as that shows before its prompt is made."""
-    ceiling = served.config.max_tokens_max or request.max_tokens or 1
-    return min(1 + min(request.max_tokens or 1, ceiling), served.n_ctx)

@@ -195,7 +195,10 @@ class Limiters:
     def _compute_us_max(self, request: Request, num_tokens: int) -> int:
         limit_us = (request.stop_ns - request.arrival_ns) // _NS_PER_US
         pace = self._us_per_token.get(request.model)
-        return limit_us if pace is None else min(limit_us, math.ceil(pace * num_tokens))
+        if pace is None:
+            return limit_us
+        likely_us = math.ceil(pace * num_tokens)
+        return likely_us if likely_us < limit_us else limit_us
 
     def _num_tokens_likely(self, request: Request, tokens_max: int) -> int:
         """What it will be charged, as far as its bytes tell: the whole limit if it asks for no length."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Control:
+    """What an admin may ask of the process.
+
+    `drain` begins to end it. `reload` reads keys and limits again and says what is wrong with them, None if
+    nothing. `restart` asks whoever keeps the socket for a successor; False if nobody does.
+    """
+
+    drain: Callable[[], None]
+    reload: Callable[[], str | None]
+    restart: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
 class Services:
     """The parts behind the routes."""
 
@@ -30,3 +44,4 @@ class Services:
     alerts: Alerts
     log: Log
     fleet: Fleet
+    control: Control

@@ -171,7 +171,7 @@ def report(config: Config, entries: Sequence[Entry], plans: Sequence[Plan], num_
 def _promise(config: Config) -> str:
     """What a request is promised of the KV."""
     engine = config.engine
-    if engine.kv_mode == "expected" and engine.kv_unified:
+    if engine.grows_kv:
         return f"as answers come out, in blocks of {engine.kv_block_tokens} tokens; {engine.swap_mb} MB to swap"
     return "prompt and longest answer"
 
@@ -185,7 +185,7 @@ def _who_without_keys(config: Config) -> str:
 
 def _default_length(config: Config, plan: Plan) -> Iterator[str]:
     """A line if requests that name no max_tokens are promised so much that they cannot fill the sequences."""
-    if config.engine.kv_mode == "expected" and config.engine.kv_unified:
+    if config.engine.grows_kv:
         return
     model, parallel = config.model, config.engine.parallel
     bounds = [bound for bound in (model.default_max_tokens, model.max_tokens_max) if bound]

@@ -21,6 +21,8 @@ cdef enum:
     SAMPLES_MAX = 512           # all counts are halved then, so that old answers fade
     STRANGERS_MAX = 16
     LENGTH_UNKNOWN = 256        # tokens expected while nothing is known
+    NEARLY_ALL = 95             # percent of the answers of a key
+    FAR_OFF = 4                 # a max_tokens of more than so many times what nearly all have says nothing
 
 cdef struct LengthRow:
     uint64_t owner                      # 1 + model and key; 0: nobody. Atomic
@@ -111,8 +113,8 @@ cdef void note_length(Lengths* lengths, uint32_t key, uint32_t model,
         row_add(row, length)
 
 
-# Half of the answers longer than `made` are not longer than this; 0: none is.
-cdef uint32_t tail_median(LengthRow* row, uint32_t made) noexcept nogil:
+# So many percent of the answers longer than `made` are not longer than this; 0: none is longer.
+cdef uint32_t tail_share(LengthRow* row, uint32_t made, uint32_t percent) noexcept nogil:
     cdef uint32_t first = length_bucket(made)
     cdef uint32_t bucket, num = 0, num_seen = 0
     if load_relaxed32(&row.num_samples) < SAMPLES_MIN:
@@ -125,27 +127,42 @@ cdef uint32_t tail_median(LengthRow* row, uint32_t made) noexcept nogil:
         return 0
     for bucket in range(first, <uint32_t> LENGTH_BUCKETS):
         num_seen += load_relaxed32(&row.counts[bucket])
-        if 2 * num_seen >= num:
+        if 100 * num_seen >= percent * num:
             return bucket_end(bucket)
     return 0
 
 
-# What half of the answers of a key that are longer than `made` do not exceed; of the model's,
-# while the key has too few. 0: too few are known.
+# What so many percent of the answers of a key that are longer than `made` do not exceed; of the
+# model's, while the key has too few. 0: too few are known.
 cdef uint32_t seen_completion(Lengths* lengths, uint32_t key, uint32_t model,
-                              uint32_t made) noexcept nogil:
+                              uint32_t made, uint32_t percent) noexcept nogil:
     cdef LengthRow* row = key_row(lengths, key, model)
     cdef uint32_t length = 0
     if load_relaxed(&row.owner) == row_owner(key, model):
-        length = tail_median(row, made)
-    return length if length else tail_median(&lengths.models[model % MODEL_ROWS], made)
+        length = tail_share(row, made, percent)
+    return length if length else tail_share(&lengths.models[model % MODEL_ROWS], made, percent)
+
+
+# How long an answer is taken to be at the door, which sorts it into a lane. A max_tokens counts
+# unless it is far above what nearly all answers had: short answers of the same key beside it, be
+# they many, do not make a long one short. 0 for max_tokens: none was given; `granted` is what there is.
+cdef uint32_t expected_completion(Lengths* lengths, uint32_t key, uint32_t model,
+                                  uint32_t max_tokens, uint32_t granted) noexcept nogil:
+    cdef uint64_t most
+    cdef uint32_t length
+    if max_tokens != 0:
+        most = seen_completion(lengths, key, model, 0, NEARLY_ALL)
+        if most == 0 or most * FAR_OFF >= granted:
+            return granted
+    length = seen_completion(lengths, key, model, 0, 50)
+    return min(length if length else LENGTH_UNKNOWN, granted)
 
 
 # The tokens that an answer of which `made` are there will probably have in the end: more
 # than that, but never more than max_tokens. For the scheduler's thread and, as a guess, any.
 cdef uint32_t predicted_completion(Lengths* lengths, uint32_t key, uint32_t model,
                                    uint32_t max_tokens, uint32_t made) noexcept nogil:
-    cdef uint64_t length = seen_completion(lengths, key, model, made)
+    cdef uint64_t length = seen_completion(lengths, key, model, made, 50)
     if length == 0:
         length = LENGTH_UNKNOWN if made < LENGTH_UNKNOWN else 2 * <uint64_t> made
     return <uint32_t> min(length, <uint64_t> max_tokens)

@@ -348,7 +348,7 @@ cdef void put_all_prefills(ModelSlot* m, int64_t num_decodes) noexcept nogil:
     cdef int64_t budget = min(max(m.budget - num_decodes, <int64_t> PREFILL_MIN), room)
     cdef uint32_t best = m.opened[0].level
     cdef int64_t part
-    m.num_fine = max(m.cost.fine_budget, <int32_t> PREFILL_MIN)
+    m.num_fine = fine_chunk(m.cost.fine_budget, <int32_t> num_decodes)
     if has_best_prefill(m, LANE_SHORT) and has_best_prefill(m, LANE_LONG):
         part = <int64_t> (budget * m.short_share + 0.5)
         budget -= part

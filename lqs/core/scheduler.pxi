@@ -658,13 +658,9 @@ cdef class Scheduler:
             raise IndexError("no such key")
         return key_figures(&books_of(self.state).ledger.keys[key])
 
-    def seen_completion(self, uint32_t key, uint16_t model):
-        """Tokens that half of the answers of this key had at most; 0: too few are known."""
-        return seen_completion(&books_of(self.state).lengths, key, model, 0)
-
-    def predicted_completion(self, uint32_t key, uint16_t model, uint32_t max_tokens):
-        """Tokens that an answer of this key will probably have; a guess, from any thread."""
-        return predicted_completion(&books_of(self.state).lengths, key, model, max_tokens, 0)
+    def expected_completion(self, uint32_t key, uint16_t model, uint32_t max_tokens, uint32_t granted):
+        """Tokens that an answer is taken to have: its `granted`, unless `max_tokens` is 0 or far off."""
+        return expected_completion(&books_of(self.state).lengths, key, model, max_tokens, granted)
 
     @property
     def num_running(self):

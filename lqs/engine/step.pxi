@@ -306,7 +306,7 @@ cdef void fill_prefills(WorkerData* w) noexcept nogil:
     cdef int32_t budget = min(max(w.budget - w.batch.n_tokens, PREFILL_MIN), w.batch_max - w.batch.n_tokens)
     cdef int32_t best = best_prefill_level(w)
     cdef int32_t part
-    w.num_fine = max(w.fine_budget, PREFILL_MIN)
+    w.num_fine = fine_chunk(w.fine_budget, w.batch.n_tokens)
     if has_prefill(w, best, LANE_SHORT) and has_prefill(w, best, LANE_LONG):
         part = <int32_t>(budget * w.sched.short_share + 0.5)
         budget -= part

@@ -21,7 +21,7 @@ from typing import Any
 
 from lqs.request import NS_PER_S, Outcome, Request
 from lqs.scheduling.lines import Line, is_for, lines_of, num_more, takes
-from lqs.scheduling.tempo import ARRIVALS_S, Pace, Rate, Run
+from lqs.scheduling.tempo import ARRIVALS_S, Moved, Pace, Rate, Run
 
 # What was worked out is good for so long, or until something starts or ends, but at least so long.
 _FRESH_NS, _STALE_NS = 100_000_000, 2_000_000
@@ -49,7 +49,9 @@ class _Waiting:
     def __init__(self, num_levels: int) -> None:
         self.by_level = [0] * num_levels
         self.num = self.num_prompt_tokens = self.max_tokens = self.footprint_tokens = 0
+        # By the class that they asked for.
         self.arrivals = [Rate() for _ in range(num_levels)]
+        self.moved = Moved()
 
     def add(self, wait: _Wait, by: int) -> None:
         self.by_level[wait.level] += by
@@ -57,6 +59,16 @@ class _Waiting:
         self.num_prompt_tokens += by * wait.num_prompt_tokens
         self.max_tokens += by * wait.max_tokens
         self.footprint_tokens += by * wait.footprint_tokens
+
+    def passing_per_ns(self, level: int, now_ns: int) -> float:
+        """Arrivals per nanosecond that come before this class: of better ones, as far as the load leaves them there.
+
+        The best class is never moved.
+        """
+        better = sum(rate.per_ns(now_ns) for rate in self.arrivals[:level])
+        if level < 2:
+            return better
+        return better - self.moved.share * self.arrivals[level - 1].per_ns(now_ns)
 
 
 class Forecast:
@@ -106,7 +118,9 @@ class Forecast:
         )
         lane = self._waiting[wait.lane]
         lane.add(wait, 1)
-        lane.arrivals[wait.level].note(now_ns)
+        lane.arrivals[request.class_asked].note(now_ns)
+        if request.class_asked:
+            lane.moved.note(request.level > request.class_asked, now_ns)
 
     def started(self, request: Request, queue_ns: int) -> None:
         """It got a sequence."""
@@ -120,6 +134,7 @@ class Forecast:
         run = self._running.get(request.handle or 0)
         if run is not None:
             run.first_ns = run.first_ns or now_ns
+            run.last_ns = now_ns
             run.num_tokens += num_tokens
 
     def finished(self, request: Request, outcome: Outcome) -> None:
@@ -160,7 +175,7 @@ class Forecast:
         if num_ahead == 0 and self._has_extra(lane, level):
             return 0
         self._refresh(now_ns)
-        better = sum(rate.per_ns(now_ns) for rate in self._waiting[lane].arrivals[:level])
+        better = self._waiting[lane].passing_per_ns(level, now_ns)
         horizon_ns = ARRIVALS_S * NS_PER_S
         if self._aging_step_ns:
             horizon_ns = min(horizon_ns, max(level * self._aging_step_ns - waited_ns, 0))
@@ -227,7 +242,7 @@ class Forecast:
         tokens = sum(pace.decode_tokens for pace in self._paces)
         for run in self._running.values():
             if run.num_tokens > 1:
-                time_ns += now_ns - run.first_ns
+                time_ns += run.last_ns - run.first_ns
                 tokens += run.num_tokens - 1
         return time_ns / tokens if tokens >= 1 else None
 
@@ -238,23 +253,21 @@ class Forecast:
         if num_expected <= 0:
             # It has outrun its kind: as likely to end soon as it is to go on.
             num_expected = (run.max_tokens - run.num_tokens) * pace.share_made
-        prefill_ns = 0.0
         if not run.num_tokens:
             prefill_ns = max(run.num_prompt_tokens * pace.prefill_ns_each - (now_ns - run.started_ns), 0.0)
-        return prefill_ns + num_expected * token_ns
+            return prefill_ns + max(num_expected - 1, 0) * token_ns
+        return max(num_expected * token_ns - (now_ns - run.last_ns), 0.0)
 
     def _mean_service_ns(self, lanes: list[int], token_ns: float) -> float:
         """How long one that waits in them will run, on the average; if none waits, one like those that run."""
         time_ns = num = 0.0
         for lane, pace in ((self._waiting[n], self._paces[n]) for n in lanes):
-            time_ns += lane.num_prompt_tokens * pace.prefill_ns_each + lane.max_tokens * pace.share_made * token_ns
+            time_ns += pace.run_ns(lane.num, lane.num_prompt_tokens, lane.max_tokens, token_ns)
             num += lane.num
         for run in self._running.values() if not num else ():
-            if run.lane not in lanes:
-                continue
-            pace = self._paces[run.lane]
-            time_ns += run.num_prompt_tokens * pace.prefill_ns_each + run.max_tokens * pace.share_made * token_ns
-            num += 1
+            if run.lane in lanes:
+                time_ns += self._paces[run.lane].run_ns(1, run.num_prompt_tokens, run.max_tokens, token_ns)
+                num += 1
         return time_ns / num if num else 0.0
 
     def _num_free(self, lanes: list[int], slots: Sequence[Mapping[str, Any]]) -> int:

@@ -157,7 +157,7 @@ def make_outlook(
             lane_weights=config.queue.lane_weights,
             aging_step_ns=int(config.queue.aging_step_s * NS_PER_S),
             slots=slots_of(model),
-            is_guaranteed=config.engine.kv_mode == "guaranteed",
+            is_guaranteed=not config.engine.grows_kv,
         )
         for model in range(config.num_models)
     ]

@@ -14,6 +14,8 @@ _MEMORY = 16
 _ENDED_ITSELF = (Finish.FINISH_STOP, Finish.FINISH_LENGTH)
 # Arrivals of the last so many seconds say how many come.
 ARRIVALS_S = 5.0
+# The load goes up and down faster than arrivals do.
+_MOVED_S = 1.0
 
 
 @dataclass(slots=True)
@@ -26,6 +28,7 @@ class Run:
     max_tokens: int
     started_ns: int
     first_ns: int = 0
+    last_ns: int = 0
     num_tokens: int = 0
 
 
@@ -58,6 +61,14 @@ class Pace:
         """How much of what they may make requests come to make."""
         return self.made / self.granted if self.granted else 1.0
 
+    def run_ns(self, num: int, num_prompt_tokens: int, max_tokens: int, token_ns: float) -> float:
+        """How long so many requests with so many tokens in all will run: each to its first token, then token by token.
+
+        While nothing is known of the first one it is taken to come as fast as the others.
+        """
+        first_ns = num_prompt_tokens * self.prefill_ns_each if self.prompt_tokens else num * token_ns
+        return first_ns + max(max_tokens * self.share_made - num, 0.0) * token_ns
+
 
 class Rate:
     """How many come in a while, the last ones counting most."""
@@ -80,3 +91,17 @@ class Rate:
 
     def _left(self, now_ns: int) -> float:
         return self._count * math.exp(-max(now_ns - self._last_ns, 0) / (ARRIVALS_S * NS_PER_S))
+
+
+class Moved:
+    """How many of those who come are moved one class down, because the load is high; of the last moment."""
+
+    def __init__(self) -> None:
+        self.share = 0.0
+        self._last_ns = 0
+
+    def note(self, is_moved: bool, now_ns: int) -> None:
+        """One has come."""
+        kept = math.exp(-max(now_ns - self._last_ns, 0) / (_MOVED_S * NS_PER_S))
+        self.share = self.share * kept + is_moved * (1 - kept)
+        self._last_ns = now_ns

@@ -36,7 +36,7 @@ class Devices:
     def of(cls, calibration: Calibration, config: Config, num: int | None = None) -> Devices:
         """What was calibrated, with KV promised as the config says; `num` of them, or as many as there were."""
         engine = config.engine
-        kv_block = engine.kv_block_tokens if engine.kv_mode == "expected" and engine.kv_unified else 0
+        kv_block = engine.kv_block_tokens if engine.grows_kv else 0
         return cls(num or calibration.devices, calibration.cost, calibration.shape, kv_block)
 
     def native_cost(self) -> tuple[float, float, float, float, float, int, int, int, int]:

@@ -4,7 +4,7 @@ from array import array
 
 import pytest
 
-from lqs.admission.classes import Classes, expected_tokens
+from lqs.admission.classes import Classes
 from lqs.config import QueueConfig
 from lqs.errors import BadRequest
 from lqs.request import NS_PER_S, Lane, Request, Tenant
@@ -98,46 +98,23 @@ def test_a_service_tier_that_nobody_knows_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_prompt", "granted", "asked", "task_type", "border", "lane"),
+    ("num_prompt", "num_expected", "task_type", "border", "lane"),
     [
-        (256, 256, 256, None, 512, Lane.SHORT),
-        (257, 256, 256, None, 512, Lane.LONG),
-        (257, 256, 256, None, 700, Lane.SHORT),
-        (256, 8000, None, None, 512, Lane.SHORT),
-        (10, 10, 10, "long", 512, Lane.LONG),
-        (1000, 256, 256, "short", 512, Lane.SHORT),
-        (2000, 256, 256, "short", 2048, Lane.LONG),
+        (256, 256, None, 512, Lane.SHORT),
+        (257, 256, None, 512, Lane.LONG),
+        (257, 256, None, 700, Lane.SHORT),
+        (10, 10, "long", 512, Lane.LONG),
+        (1000, 256, "short", 512, Lane.SHORT),
+        (2000, 256, "short", 2048, Lane.LONG),
     ],
 )
 def test_the_lane_follows_tokens_and_between_the_borders_the_wish(
-    num_prompt: int, granted: int, asked: int | None, task_type: str | None, border: int, lane: Lane
+    num_prompt: int, num_expected: int, task_type: str | None, border: int, lane: Lane
 ) -> None:
-    request = a_request(max_tokens=asked, task_type=task_type)
-    request.prompt, request.max_tokens_granted = array("i", [1] * num_prompt), granted
-    Classes(QueueConfig()).assign_lane(request, border, expected_tokens(request, 0))
+    request = a_request(task_type=task_type)
+    request.prompt = array("i", [1] * num_prompt)
+    Classes(QueueConfig()).assign_lane(request, border, num_expected)
     assert request.lane is lane
-
-
-@pytest.mark.parametrize(
-    ("asked", "granted", "seen", "expected"),
-    [
-        (None, 8000, 0, 256),
-        (None, 100, 0, 100),
-        (None, 8000, 40, 40),
-        (None, 30, 40, 30),
-        (200, 200, 0, 200),
-        (150, 150, 40, 150),
-        (2000, 2000, 40, 40),
-        (2000, 2000, 0, 2000),
-    ],
-)
-def test_an_answer_is_taken_to_be_as_long_as_answers_are(
-    asked: int | None, granted: int, seen: int, expected: int
-) -> None:
-    """What it asks for counts, unless it is far above what answers really have."""
-    request = a_request(max_tokens=asked)
-    request.max_tokens_granted = granted
-    assert expected_tokens(request, seen) == expected
 
 
 @pytest.mark.parametrize(
@@ -154,6 +131,6 @@ def test_an_answer_is_taken_to_be_as_long_as_answers_are(
 def test_the_source_of_the_split_sorts_like_this(tokens: int, lane: Lane) -> None:
     """S14: a threshold of 512 tokens in all, and at rest that is where the border is."""
     request = a_request(max_tokens=tokens // 2)
-    request.prompt, request.max_tokens_granted = array("i", [1] * (tokens - tokens // 2)), tokens // 2
-    Classes(QueueConfig()).assign_lane(request, QueueConfig().short_tokens_max, expected_tokens(request, 0))
+    request.prompt = array("i", [1] * (tokens - tokens // 2))
+    Classes(QueueConfig()).assign_lane(request, QueueConfig().short_tokens_max, tokens // 2)
     assert request.lane is lane

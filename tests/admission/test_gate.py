@@ -96,6 +96,18 @@ def test_an_admitted_request_waits_in_the_core_with_its_limits(door: Door) -> No
     assert len(door.core.take(0)) == 1
 
 
+@pytest.mark.parametrize(("mode", "num_stuck"), [("expected", 0), ("guaranteed", 2)])
+def test_who_comes_counts_for_as_much_kv_as_it_will_be_promised(mode: str, num_stuck: int) -> None:
+    """Three sequences are free, and cells for two answers of 256 tokens, but for one of the longest only."""
+    door = Door(**{"engine.kv_mode": mode})
+    door.core.add_device_slot(kv_tokens=0, num_sequences=2)
+    door.models.served.n_ctx = 800
+    door.admit(now())
+    door.admit(now())
+    assert door.desk.entrance.figures()["num_stuck"] == num_stuck
+    door.prompts.close()
+
+
 @pytest.mark.parametrize(
     ("wishes", "wait_s", "life_s"),
     [({}, 60, 600), ({"queue_timeout_s": 999, "timeout_s": 9999}, 60, 600), ({"timeout_s": 30}, 30, 30)],

@@ -22,6 +22,7 @@ from lqs.admission.gate import Gate
 from lqs.admission.keys import KeyRing
 from lqs.admission.prompts import Prompts
 from lqs.api.app import Services, create_app
+from lqs.api.services import Control
 from lqs.config import Config
 from lqs.engine.residents import Resident, Residents
 from lqs.engine.template import ChatTemplate
@@ -107,7 +108,7 @@ class House:
             template=template and ChatTemplate(template, special_texts=SPECIAL, bos_text="<s>"),
             template_error=template_error, is_loading=False, is_absent=False, is_on_demand=False,
             has_healthy_device=True, loaded=self.model,
-            load_time_left_s=lambda now_ns: 3.0, meta=lambda: {"n_ctx": n_ctx, "state": "ready"},
+            slots=[], load_time_left_s=lambda now_ns: 3.0, meta=lambda: {"n_ctx": n_ctx, "state": "ready"},
         )  # fmt: skip
         self.models = SimpleNamespace(
             names=lambda: ["M"], find={"M": self.served}.get, is_loading=False, has_healthy_device=True,
@@ -131,6 +132,11 @@ class House:
         observer.target = self.metrics
         self.alerts = Alerts(self.config.alerts, log, {Level.DEGRADE: self.gate.degrader.force})
         self.slot = scheduler.add_device_slot(model=0, kv_tokens=100_000, num_sequences=slots)
+        worker = SimpleNamespace(snapshot=lambda: {"num_steps": 7})
+        self.served.slots.append(SimpleNamespace(device="cpu:0", number=self.slot, state="ready", worker=worker))
+        self.asked: list[str] = []  # Of the process.
+        self.reload_problem: str | None = None
+        self.is_supervised = False
         services = Services(
             config=self.config,
             gate=self.gate,
@@ -141,9 +147,17 @@ class House:
             alerts=self.alerts,
             log=log,
             fleet=self.fleet,
+            control=Control(self._drain, self._reload, lambda: self.is_supervised),
         )
         self.app = create_app(services, cors_origins=self.config.server.cors_origins)
         self.started: list[int] = []  # Taken by the worker, not yet looked at by the test.
+
+    def _drain(self) -> None:
+        self.asked.append("drain")
+
+    def _reload(self) -> str | None:
+        self.asked.append("reload")
+        return self.reload_problem
 
     def _key_file(self, tmp_path: Any, keys: Sequence[str]) -> str:
         path = tmp_path / "keys"

@@ -27,7 +27,7 @@ def test_the_bound_counts_those_that_are_due_before_it():
     order = array("I", [4, 2, 1, 3])
     played = Played("lqs", make_trace(items, default_level=0), times, times, times, order, served, 1.0, {})
     # After 240 s starts the one that waited, one that came later, and it itself; two times 4 were allowed.
-    assert waits_of(played, Config().queue, 4) == [Wait(260.0, 260.0, 3, 8)]
+    assert waits_of(played.trace, played.start_no, played.started_ns, Config().queue, 4) == [Wait(260.0, 260.0, 3, 8)]
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -329,7 +329,7 @@ def test_what_answers_really_come_to_decides_how_many_start():
         scheduler.finish(handle, num_completion_tokens=9)
         scheduler.round(0)
         scheduler.poll()
-    assert scheduler.predicted_completion(0, 0, 300) == 9
+    assert scheduler.expected_completion(0, 0, 0, 300) == 9
     for i in range(12):
         submit(scheduler, i, prompt=4, max_tokens=300)
     assert len(started(scheduler)) == 12
@@ -474,32 +474,32 @@ def answer(scheduler, length, *, key=0, times=1):
 def test_nothing_is_predicted_from_a_few_answers():
     scheduler = make((1000, 4, 8))
     answer(scheduler, 10, times=15)
-    assert scheduler.predicted_completion(0, 0, 9999) == 256
-    assert scheduler.predicted_completion(0, 0, 100) == 100
+    assert scheduler.expected_completion(0, 0, 0, 9999) == 256
+    assert scheduler.expected_completion(0, 0, 0, 100) == 100
     answer(scheduler, 10)
-    assert scheduler.predicted_completion(0, 0, 9999) == 10
-    assert scheduler.predicted_completion(0, 0, 3) == 3
+    assert scheduler.expected_completion(0, 0, 0, 9999) == 10
+    assert scheduler.expected_completion(0, 0, 0, 3) == 3
 
 
 def test_a_key_is_predicted_by_its_own_answers_and_others_by_the_models():
     scheduler = make((1000, 4, 8), num_keys=3)
     answer(scheduler, 5, key=0, times=20)
     answer(scheduler, 11, key=1, times=40)
-    assert [scheduler.predicted_completion(key, 0, 9999) for key in (0, 1, 2)] == [5, 11, 11]
+    assert [scheduler.expected_completion(key, 0, 0, 9999) for key in (0, 1, 2)] == [5, 11, 11]
 
 
 def test_old_answers_fade():
     scheduler = make((1000, 4, 8))
     answer(scheduler, 5, times=600)
     answer(scheduler, 14, times=600)
-    assert scheduler.predicted_completion(0, 0, 9999) == 14
+    assert scheduler.expected_completion(0, 0, 0, 9999) == 14
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 100, 1000, 5000, 100_000])
 def test_a_length_is_known_to_a_quarter(length):
     scheduler = make((1000, 4, 8))
     answer(scheduler, length, times=16)
-    assert length <= scheduler.predicted_completion(0, 0, 1 << 30) <= length * 1.25
+    assert length <= scheduler.expected_completion(0, 0, 0, 1 << 30) <= length * 1.25
 
 
 def test_the_table_of_lengths_is_bounded_and_a_new_key_finds_its_place():
@@ -507,4 +507,23 @@ def test_the_table_of_lengths_is_bounded_and_a_new_key_finds_its_place():
     for key in range(2000):
         answer(scheduler, 3, key=key)
     answer(scheduler, 12, key=1999, times=40)
-    assert scheduler.predicted_completion(1999, 0, 9999) == 12
+    assert scheduler.expected_completion(1999, 0, 0, 9999) == 12
+
+
+@pytest.mark.parametrize(
+    ("asked", "granted", "expected"),
+    [(0, 8000, 9), (0, 5, 5), (200, 200, 200), (1020, 1020, 1020), (1021, 1021, 9), (4000, 100, 100)],
+)
+def test_an_answer_is_taken_to_be_as_long_as_it_may_be_unless_that_is_far_off(asked, granted, expected):
+    """Nine of ten answers are short, yet one in ten has 255 tokens: asking for as many is to be believed."""
+    scheduler = make((1000, 4, 8))
+    for _ in range(4):
+        answer(scheduler, 9, times=9)
+        answer(scheduler, 255)
+    assert scheduler.expected_completion(0, 0, asked, granted) == expected
+
+
+def test_what_is_asked_for_counts_while_nothing_is_known():
+    scheduler = make((1000, 4, 8))
+    assert scheduler.expected_completion(0, 0, 2000, 2000) == 2000
+    assert scheduler.expected_completion(0, 0, 0, 2000) == 256

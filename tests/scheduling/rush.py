@@ -21,7 +21,7 @@ from tests.scheduling.parts import Told
 
 S = NS_PER_S
 RETRIES_MAX = 2  # The official client's.
-STEP_NS = S // 10
+NUM_TOKENS = 10
 
 
 def at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -100,7 +100,8 @@ class Rush:
         self.desk.drain_events()
         for handle in self.core.take(0):
             length_s = self.mean_s * self.rng.uniform(0.5, 1.5)
-            self.at(self.now_ns + int(length_s * S / 10), lambda handle=handle: self.speak(handle))  # type: ignore[misc]
+            for tenth in range(1, NUM_TOKENS):
+                self.at(self.now_ns + int(length_s * S * tenth / NUM_TOKENS), lambda handle=handle: self.speak(handle))  # type: ignore[misc]
             self.at(
                 self.now_ns + int(length_s * S), lambda handle=handle, length_s=length_s: self.end(handle, length_s)
             )  # type: ignore[misc]
@@ -111,7 +112,7 @@ class Rush:
     def end(self, handle: int, length_s: float) -> None:
         first_ns = self.now_ns - int(0.9 * length_s * S)
         facts: dict[str, Any] = {"first_token_ns": first_ns, "finished_ns": self.now_ns}
-        self.core.finish(handle, num_completion_tokens=10, **facts)
+        self.core.finish(handle, num_completion_tokens=NUM_TOKENS, **facts)
 
     def try_in(self, client: Client) -> None:
         count = client.num_tries if self.counts_tries else None
@@ -120,7 +121,7 @@ class Rush:
             id=str(client.number), tenant=tenant, model="m", arrival_ns=self.now_ns, level=2, retry_count=count
         )
         self.classes.assign(request, load=self.desk.entrance.load())
-        request.prompt, request.max_tokens_granted = array("i", [1] * 5), 10
+        request.prompt, request.max_tokens_granted = array("i", [1] * 5), NUM_TOKENS
         client.num_tries += 1
         client.is_in = at_once(self.desk.enter(request, self.now_ns)) is None
         if client.num_tries == 2:

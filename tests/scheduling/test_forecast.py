@@ -50,10 +50,19 @@ class Board:
             is_guaranteed=is_guaranteed,
         )
 
-    def come(self, now_ns: int = 0, *, level: int = 1, lane: Lane = Lane.SHORT, max_tokens: int = 10) -> Request:
+    def come(
+        self,
+        now_ns: int = 0,
+        *,
+        level: int = 1,
+        asked: int | None = None,
+        lane: Lane = Lane.SHORT,
+        max_tokens: int = 10,
+    ) -> Request:
         self.num_made += 1
         tenant = Tenant("t", "normal", 1, 1, 1)
         request = Request(id="r", tenant=tenant, model="m", arrival_ns=now_ns, level=level, lane=lane)
+        request.asked_level = asked
         request.prompt, request.max_tokens_granted, request.handle = array("i", [1]), max_tokens, self.num_made
         self.forecast.submitted(request, now_ns)
         return request
@@ -104,9 +113,9 @@ def test_what_finished_says_how_long_the_next_takes() -> None:
         board.finish(board.start(max_tokens=20), 10)
     first = [board.start(100 * S, max_tokens=20) for _ in range(2)]
     waiting = [board.come(100 * S, max_tokens=20) for _ in range(3)]
-    # A second of prefill, ten tokens of 9/9 s: 11 s each, two at a time, three ahead.
-    assert board.wait_s(100 * S) == pytest.approx(22, rel=0.05)
-    assert board.wait_s(100 * S, ahead=0) == pytest.approx(11, rel=0.05)
+    # A second to the first token, one for each of nine others: 10 s each, two at a time, three ahead.
+    assert board.wait_s(100 * S) == pytest.approx(20, rel=0.05)
+    assert board.wait_s(100 * S, ahead=0) == pytest.approx(10, rel=0.05)
     board.forecast.ended(waiting[0])
     board.finish(first[0], 10)
     assert board.wait_s(101 * S) == pytest.approx(10, abs=1.5)
@@ -240,14 +249,36 @@ def test_far_places_go_on_at_the_pace_of_the_near_ones() -> None:
     assert far / near == pytest.approx(5, rel=0.05)
 
 
-def test_foretold_waits_are_near_the_real_ones() -> None:
-    """Four sequences, lengths that scatter by half, twice the capacity for a while."""
-    rush = Rush(num_places=200)
+@pytest.mark.parametrize(("num_places", "times", "seconds"), [(200, 2.0, 20), (40, 5.0, 20), (40, 1.5, 90)])
+def test_foretold_waits_are_near_the_real_ones(num_places: int, times: float, seconds: float) -> None:
+    """Four sequences, lengths that scatter by half, more than the capacity for a while; the load moves who comes."""
+    rush = Rush(num_places=num_places)
     rush.arrive(3, 0, 30)
-    rush.arrive(8, 30, 20)
+    rush.arrive(4 * times, 30, seconds)
     rush.run()
     told = [event[1:] for event in rush.seen.events if event[0] == "foretold" and event[2] > S]
     errors = sorted(abs(expected / real - 1) for expected, real in told)
     assert len(errors) > 60
     assert errors[len(errors) // 2] <= 0.25
     assert errors[len(errors) * 9 // 10] <= 0.5
+
+
+def test_classes_that_the_load_moves_do_not_pass() -> None:
+    """Ten a second of the next better class came lately; now that the load is high, they would stand behind."""
+    waits = []
+    for is_high in (False, True):
+        board = Board(num_sequences=1)
+        for _ in range(8):
+            board.finish(board.start(), 10)
+        board.start(100 * S)
+        for tenth in range(50):
+            board.come(101 * S + tenth * S // 10, level=1, asked=1)
+        for tenth in range(10):
+            board.come(106 * S + tenth * S // 10, level=1 + is_high, asked=1)
+        waits.append(board.wait_s(107 * S, level=2, ahead=60))
+    plain, moved = waits
+    assert plain is not None
+    assert moved is not None
+    # Sixty that take ten seconds each, and before them those of five seconds; or about a third of these.
+    assert plain == pytest.approx(600 + 500, rel=0.05)
+    assert moved == pytest.approx(600 + 500 * 0.37, rel=0.05)

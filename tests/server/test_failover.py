@@ -22,7 +22,9 @@ health.reload_attempts = {attempts}
 server.drain_s = 1
 server.close_s = 1
 """
-PROMPTS = [f"Write a long story about {what}." for what in ("a red fox", "the sea", "an old clock", "rain", "two kings")]
+PROMPTS = [
+    f"Write a long story about {what}." for what in ("a red fox", "the sea", "an old clock", "rain", "two kings")
+]
 TOKENS = 40
 
 
@@ -77,9 +79,7 @@ def test_every_stream_goes_on_at_the_other_device_slot(
     assert server.metric("lqs_core_broken_total") == 0
 
 
-def test_a_load_that_fails_costs_nothing_but_time(
-    start: Start, default_model: Path, wanted: list[Streamed]
-) -> None:
+def test_a_load_that_fails_costs_nothing_but_time(start: Start, default_model: Path, wanted: list[Streamed]) -> None:
     """B55: the other device slot serves meanwhile."""
     server = broken(start, default_model, "device_slot=1 fail-load times=2")
     assert server.metric("lqs_device_healthy") == 1

@@ -10,6 +10,7 @@ from tests.core.reference import Backlog, Scheduler, Slot, Waiter
 
 DECODE_EVERY = 4
 PREFILL_MIN = 16
+FINE_MIN = 8
 
 
 @dataclass
@@ -96,6 +97,8 @@ class Worker:
     def prefills(self, opened, urgent, budget, num_decodes):
         taken = [0] * len(opened)
         fine = max(self.fine_budget, PREFILL_MIN)
+        if num_decodes and fine == PREFILL_MIN:
+            fine = min(max(num_decodes, FINE_MIN), PREFILL_MIN)
         room = self.batch_max - num_decodes
 
         def take(budget, is_meant):
