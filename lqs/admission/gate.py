@@ -60,8 +60,7 @@ _SPREAD = 1.25
 class Gate:
     """Lets requests in or refuses them.
 
-    `fleet` brings models that are not there; absent: all are. `service_s` says how long a request is expected
-    to run, in seconds; absent: as the latest did.
+    `fleet` brings models; absent: all are there. `service_s` tells how long a request may run; absent: as the latest.
 
     Owner: the event loop.
     """
