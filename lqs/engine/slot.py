@@ -90,7 +90,7 @@ class Slot:
     def is_healthy(self, now_ns: int, stall_s: float) -> bool:
         """Whether it works: alive, and not inside one step for too long."""
         began_ns = self.worker.step_began_ns
-        is_stalled = began_ns > 0 and now_ns - began_ns > stall_s * NS_PER_S
+        is_stalled = began_ns > 0 and now_ns - began_ns > self.stall_ns(stall_s)
         return self.worker.state == "ready" and not is_stalled
 
     @property

@@ -18,6 +18,7 @@ engine.ctx = 100000
 queue.hold_s = {hold_s}
 server.drain_s = 1
 server.close_s = 1
+health.reload_attempts = 0
 """
 LONG = 40_000
 STEP = 2000
