@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import llama_cpp
@@ -42,10 +41,10 @@ def before_bytes() -> int:
 
 
 @pytest.fixture(scope="module")
-def server(before_bytes: int, share: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:  # noqa: F811
+def server(before_bytes: int, share: Start, tmp_path_factory: pytest.TempPathFactory) -> Server:  # noqa: F811
     path = tmp_path_factory.mktemp("models") / "small.gguf"
     write(path, Recipe(shape=parse_shape(SHAPE), dtype="f16"))
-    yield share(path, "--supervise", "--device", "cuda:0", "--parallel", "16", "--ctx", "32768")
+    return share(path, "--supervise", "--device", "cuda:0", "--parallel", "16", "--ctx", "32768")
 
 
 def test_the_weights_are_on_the_card(server: Server, before_bytes: int) -> None:
