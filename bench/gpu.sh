@@ -116,11 +116,16 @@ make_build() {
     try_without_a_gpu
 }
 
-# How far it gets here: all libraries found, and mapped as far as the driver is no part of it.
+# How far it gets here: every library but the driver's is found, and llama.cpp comes up and knows that it could use a GPU.
 try_without_a_gpu() {
-    local libraries="$folder/site/llama_cpp/lib"
-    LD_LIBRARY_PATH="$libraries:$CUDA_HOME/lib64:${LD_LIBRARY_PATH:-}" ldd "$libraries/libggml-cuda.so" \
-        | awk '/not found/ {missing = missing " " $1} END {print "gpu.sh: missing here, as the driver should be:" (missing ? missing : " nothing")}'
+    local libraries="$folder/site/llama_cpp/lib" python="$here/.venv/bin/python"
+    [ -x "$python" ] || python=python3
+    export LD_LIBRARY_PATH="$libraries:$CUDA_HOME/lib64:${LD_LIBRARY_PATH:-}"
+    ldd "$libraries/libggml-cuda.so" | awk '/not found/ {print "gpu.sh: not here:", $1}'
+    PYTHONPATH="$folder/site" "$python" -c '
+import llama_cpp
+print("gpu.sh: llama.cpp", llama_cpp.__version__, "loads; offers a GPU:", llama_cpp.llama_supports_gpu_offload())
+print("gpu.sh:", llama_cpp.llama_print_system_info().decode())' || say "it does not load here, see above"
 }
 
 # What Python needs for this run, from pyproject.toml; of llama-cpp-python only what that needs itself.

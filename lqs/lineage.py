@@ -68,7 +68,7 @@ class Lineage:
         self._current: Child | None = None
         self._next: Child | None = None
         self._leaving: list[Child] = []
-        self._start_at_s: float | None = None
+        self._start_at_s = math.inf
         self._is_held = False  # The next one starts when the old one has made room.
         self._has_served = False
         self._crashes: list[float] = []
@@ -92,7 +92,7 @@ class Lineage:
 
     def due_s(self) -> float:
         """When `tend` has something to do next."""
-        return min([self._start_at_s or math.inf, *(child.kill_at_s for child in self._leaving)])
+        return min([self._start_at_s, *(child.kill_at_s for child in self._leaving)])
 
     def begin(self) -> None:
         """Start the first one."""
@@ -117,7 +117,7 @@ class Lineage:
     def stop(self, number: int) -> None:
         """Pass on a signal that ends servers; all is over when they have ended."""
         self._is_stopping = True
-        self._start_at_s = None
+        self._start_at_s = math.inf
         self.send_all(number)
 
     def send_all(self, number: int) -> None:
@@ -157,8 +157,8 @@ class Lineage:
 
     def tend(self, now_s: float) -> None:
         """Start and kill whom it is time for."""
-        if self._start_at_s is not None and now_s >= self._start_at_s:
-            self._start_at_s = None
+        if now_s >= self._start_at_s:
+            self._start_at_s = math.inf
             self.begin()
         for child in self._leaving:
             if now_s >= child.kill_at_s:
