@@ -47,20 +47,27 @@ def catalog_of(config: Config, store: Store) -> tuple[Entry, ...]:
 
 
 def plan_all(entries: Sequence[Entry], machine: Machine) -> tuple[Plan, ...]:
-    """A plan for each, the earlier ones first; those on demand as if no other of them were there. Raises StartError."""
+    """A plan for each, the earlier ones first; those on demand as if no other of them were there. Raises StartError.
+
+    Each leaves the later ones what they take at least, and its part of what is left for KV; those on demand
+    count as one, the largest of them.
+    """
     residents = [entry for entry in entries if not entry.model.on_demand]
-    least = {entry.name: _least(entry, machine) for entry in residents[1:]}
+    on_demand = [entry for entry in entries if entry.model.on_demand]
+    least = {entry.name: _least(entry, machine) for entry in [*residents[1:], *on_demand]}
+    largest: Counter[str] = Counter()
+    for entry in on_demand:
+        largest |= least[entry.name]
     taken: Counter[str] = Counter()
     plans: dict[str, Plan] = {}
     for number, entry in enumerate(residents):
         later = residents[number + 1 :]
-        kept = sum((least[other.name] for other in later), Counter())
-        sharing = 1 + sum(not other.config.engine.ctx for other in later)
+        kept = sum((least[other.name] for other in later), largest)
+        sharing = 1 + sum(map(_is_automatic, later)) + any(map(_is_automatic, on_demand))
         plans[entry.name] = make_plan(entry.config, entry.path, machine, taken=taken + kept, num_sharing=sharing)
         taken += Counter(plans[entry.name].takes)
-    for entry in entries:
-        if entry.model.on_demand:
-            plans[entry.name] = make_plan(entry.config, entry.path, machine, taken=taken)
+    for entry in on_demand:
+        plans[entry.name] = make_plan(entry.config, entry.path, machine, taken=taken)
     return tuple(plans[entry.name] for entry in entries)
 
 
@@ -129,6 +136,11 @@ def _with_fallback(entry: Entry, entries: Sequence[Entry]) -> Entry:
 
 def _names_of(entry: Entry) -> tuple[str, ...]:
     return (entry.name, entry.name.partition("@")[0], *entry.model.aliases)
+
+
+def _is_automatic(entry: Entry) -> bool:
+    """Whether it takes as much context as there is."""
+    return not entry.config.engine.ctx
 
 
 def _least(entry: Entry, machine: Machine) -> Counter[str]:
