@@ -89,13 +89,19 @@ class Fleet:
         finally:
             self.release(served.index)
 
+    def try_have(self, served: Served) -> bool:
+        """Hold a model if it is there."""
+        name = served.name
+        self._residents.use(name, self._now_ns())
+        is_there = self._residents.standing(name) is Standing.READY
+        self._holds[name] += is_there
+        return is_there
+
     async def have(self, served: Served) -> None:
         """Hold a model until `release`; wait for it first, if it comes on demand. Raises RequestRefused."""
-        name, now_ns = served.name, self._now_ns()
-        self._residents.use(name, now_ns)
-        if self._residents.standing(name) is Standing.READY:
-            self._holds[name] += 1
+        if self.try_have(served):
             return
+        name, now_ns = served.name, self._now_ns()
         if name in self._off or not served.is_on_demand or now_ns < self._not_before_ns.get(name, 0):
             raise self._refusal(served)
         waiter = asyncio.get_running_loop().create_future()

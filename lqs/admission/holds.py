@@ -30,6 +30,9 @@ class Holds:
         """
         if self._fleet is None:
             return
+        if self._fleet.try_have(served):
+            request.models_held = (*request.models_held, served.index)
+            return
         left_s = (request.expire_ns - time.monotonic_ns()) / NS_PER_S
         try:
             async with asyncio.timeout(left_s):
