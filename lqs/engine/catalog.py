@@ -17,6 +17,10 @@ from lqs.engine.template import read_template
 from lqs.errors import ConfigError
 
 
+# The core's table has room for them, and for some that are opened anew.
+NUM_SLOTS_MAX = 48
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A model: its name in requests, its file, and the config as it sees it. `fallback` is the name of another."""
@@ -72,7 +76,17 @@ def plan_all(entries: Sequence[Entry], machine: Machine) -> tuple[Plan, ...]:
 
 
 def check_all(entries: Sequence[Entry], plans: Sequence[Plan]) -> None:
-    """Raises StartError for the first model that does not fit, or whose chat template cannot be read."""
+    """Raises StartError for the first model that does not fit, or whose chat template cannot be read.
+
+    And where there are more device slots, or sequences on them, than there may be.
+    """
+    num_slots = sum(len(plan.slots) for plan in plans)
+    if num_slots > NUM_SLOTS_MAX:
+        raise ConfigError(f"engine.devices: {num_slots} device slots of all models; at most {NUM_SLOTS_MAX}.")
+    queue = entries[0].config.queue
+    num_sequences = num_slots * entries[0].config.engine.parallel
+    if queue.total + num_sequences > queue.table_capacity:
+        raise ConfigError(f"queue.table_capacity: must hold queue.total and all {num_sequences} sequences.")
     for entry, plan in zip(entries, plans, strict=True):
         check_fits(entry.config, plan)
         if entry.model.chat_template:

@@ -79,6 +79,15 @@ def test_what_is_wrong_with_models_is_named(store: Store, tmp_path: Path, text: 
     assert says in str(caught.value)
 
 
+def test_more_device_slots_than_there_may_be_are_told(store: Store, tmp_path: Path) -> None:
+    """Whatever `auto` comes to, and over all models."""
+    devices = ", ".join(f'"cpu:{number}"' for number in range(25))
+    text = f'[models.a]\npath = "one"\n[models.b]\npath = "two"\n[engine]\nctx = 256\nparallel = 1\ndevices = [{devices}]\n'
+    entries = read(store, tmp_path, text)
+    with pytest.raises(ConfigError, match="50 device slots of all models; at most 48"):
+        check_all(entries, plan_all(entries, Machine(4, 64 * GB)))
+
+
 def test_a_limit_may_name_a_model_or_all_its_versions_and_nothing_else(store: Store, tmp_path: Path) -> None:
     text = '[models."a@1"]\npath = "one"\n[limits.x]\nof = "requests"\namount = 1\nmodels = ["{}"]\n'
     for name in ("a", "a@1"):
