@@ -17,8 +17,8 @@ from lqs.engine.template import read_template
 from lqs.errors import ConfigError
 
 
-# The core's table has room for them, and for some that are opened anew.
-NUM_SLOTS_MAX = 48
+# As many as the core's table holds.
+NUM_SLOTS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,8 @@ def survey_of(
         hidden = {gpu.uuid: _NO_CUDA for gpu in snapshot.gpus}
         return Survey(snapshot, Numbering((), hidden, is_sure=True))
     numbering = number_gpus(snapshot.gpus, environ)
-    if listed and all(listed):
+    # Without NVML nothing is known of what CUDA lists.
+    if numbering.gpus and listed and all(listed):
         numbering = as_listed(numbering, listed)
     return Survey(snapshot, numbering)
 

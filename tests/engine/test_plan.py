@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -11,8 +12,11 @@ from lqs.engine import cores
 from lqs.engine.plan import Machine, check_fits, make_plan, probe_machine
 from lqs.engine.synth import Recipe, parse_shape, write
 from lqs.errors import ConfigError, ModelFileError, StartError
+from lqs.placement.gpus import SYSTEM_POOL, Gpu, Snapshot
+from lqs.placement.survey import survey_of
 from lqs.settings import load
 
+BY_BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 BIG = Machine(num_cores=8, memory_free_bytes=16_000_000_000)
 
 
@@ -108,3 +112,77 @@ def test_a_plan_that_does_not_fit_says_what_would(model: Path) -> None:
     with pytest.raises(StartError, match="a smaller model"):
         check_fits(config, make_plan(config, model, Machine(1, 1000)))
     check_fits(config, make_plan(config, model, BIG))
+
+
+def on_cards(*free_gb: float | None) -> Machine:
+    """A machine with cards that have so much free; None: nobody can tell."""
+    gpus = tuple(
+        Gpu(
+            uuid=f"GPU-{n}",
+            bus_id=f"00000000:0{n}:00.0",
+            name="T4",
+            memory_free_bytes=None if free is None else int(free * 1e9),
+        )
+        for n, free in enumerate(free_gb)
+    )
+    return Machine(8, 16_000_000_000, survey_of(Snapshot(1, "", "570", gpus), BY_BUS, has_cuda=True))
+
+
+def test_each_card_gets_the_context_that_its_own_memory_holds(model: Path) -> None:
+    config = load(None, None, {"engine.devices": ["cuda:0", "cuda:1"], "engine.gpu_margin_mb": 0})
+    plan = make_plan(config, model, on_cards(10, 10))
+    fixed = plan.weights_bytes + plan.needs.compute_bytes(plan.slots[0].group)
+    a_token = plan.needs.token_bytes(plan.slots[0].group)
+    plan = make_plan(config, model, on_cards((fixed + 1000 * a_token) / 1e9, 10))
+    assert [slot.kv_tokens for slot in plan.slots] == [768, 4096]
+    assert [slot.threads for slot in plan.slots] == [1, 1]
+    assert plan.takes["GPU-0"] == fixed + 768 * a_token
+    assert plan.request_tokens_max == 1024
+    check_fits(config, plan)
+    with pytest.raises(StartError, match="It does not fit on GPU-0: engine.ctx 4096 is too large here; at most"):
+        set_ctx = load(None, None, {"engine.devices": ["cuda:0"], "engine.gpu_margin_mb": 0, "engine.ctx": 4096})
+        check_fits(set_ctx, make_plan(set_ctx, model, on_cards((fixed + 1000 * a_token) / 1e9)))
+
+
+def test_a_model_over_two_cards_is_split_as_their_memory_stands(model: Path) -> None:
+    plan = make_plan(load(None, None, {"engine.devices": ["cuda:0+cuda:1"]}), model, on_cards(9, 3))
+    (slot,) = plan.slots
+    assert (str(slot.group), slot.parts) == ("cuda:0+cuda:1", (9e9, 3e9))
+    assert set(plan.takes) == {"GPU-0", "GPU-1"}
+    unknown = make_plan(load(None, None, {"engine.devices": ["cuda:0+cuda:1"]}), model, on_cards(9, None))
+    assert unknown.slots[0].parts == (1.0, 1.0)
+
+
+def test_where_nobody_can_tell_what_is_free_the_load_finds_out(model: Path) -> None:
+    plan = make_plan(load(None, None, {"engine.devices": ["cuda:0"]}), model, on_cards(None))
+    assert plan.kv_tokens == 4096
+    check_fits(load(), plan)
+
+
+def test_auto_is_every_card_that_may_be_used(model: Path) -> None:
+    assert make_plan(load(), model, on_cards(10, 10)).devices == ("cuda:0", "cuda:1")
+
+
+def test_unified_memory_and_cores_take_from_one_memory(model: Path) -> None:
+    """B45: it is not counted twice."""
+    gpu = Gpu(uuid="GPU-a", bus_id="00000000:01:00.0", name="GB10", is_unified=True, memory_free_bytes=16_000_000_000)
+    survey = survey_of(Snapshot(1, "", "570", (gpu,)), BY_BUS, has_cuda=True)
+    config = load(None, None, {"engine.devices": ["cuda:0", "cpu:0"]})
+    plan = make_plan(config, model, Machine(8, 16_000_000_000, survey))
+    assert list(plan.takes) == [SYSTEM_POOL]
+    assert plan.takes[SYSTEM_POOL] >= 2 * plan.weights_bytes + plan.kv_bytes
+
+
+def test_a_group_of_cores_has_its_cores_and_a_memory_of_its_own(model: Path) -> None:
+    mine = sorted(os.sched_getaffinity(0))
+    flags = {"engine.devices": ["cpu:0", "cpu:1"], "engine.cores": [str(mine[0])], "engine.memory_mb": [0, 8]}
+    plan = make_plan(load(None, None, flags), model, BIG)
+    assert [(slot.cores, slot.threads) for slot in plan.slots] == [({mine[0]}, 1), (frozenset(), 4)]
+    free, bounded = (slot.kv_tokens for slot in plan.slots)
+    assert free == 4096
+    assert bounded < free
+    assert plan.slots[1].takes[SYSTEM_POOL] <= 8_000_000
+    with pytest.raises(ConfigError, match="engine.memory_mb: 1 MB hold no context"):
+        make_plan(load(None, None, flags | {"engine.memory_mb": [1]}), model, BIG)
+    with pytest.raises(ConfigError, match="this process has not core 9999"):
+        make_plan(load(None, None, flags | {"engine.cores": ["9999"]}), model, BIG)
