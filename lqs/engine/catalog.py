@@ -16,7 +16,6 @@ from lqs.engine.store import DEFAULT_MODEL, Store
 from lqs.engine.template import read_template
 from lqs.errors import ConfigError
 
-
 # As many as the core's table holds.
 NUM_SLOTS_MAX = 64
 

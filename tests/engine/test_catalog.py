@@ -82,7 +82,8 @@ def test_what_is_wrong_with_models_is_named(store: Store, tmp_path: Path, text: 
 def test_more_device_slots_than_there_may_be_are_told(store: Store, tmp_path: Path) -> None:
     """Whatever `auto` comes to, and over all models."""
     devices = ", ".join(f'"cpu:{number}"' for number in range(33))
-    text = f'[models.a]\npath = "one"\n[models.b]\npath = "two"\n[engine]\nctx = 256\nparallel = 1\ndevices = [{devices}]\n'
+    engine = f"[engine]\nctx = 256\nparallel = 1\ndevices = [{devices}]\n"
+    text = '[models.a]\npath = "one"\n[models.b]\npath = "two"\n' + engine
     entries = read(store, tmp_path, text)
     with pytest.raises(ConfigError, match="66 device slots of all models; at most 64"):
         check_all(entries, plan_all(entries, Machine(4, 64 * GB)))

@@ -139,9 +139,10 @@ def test_each_card_gets_the_context_that_its_own_memory_holds(model: Path) -> No
     assert plan.takes["GPU-0"] == fixed + 768 * a_token
     assert plan.request_tokens_max == 1024
     check_fits(config, plan)
-    with pytest.raises(StartError, match="It does not fit on GPU-0: engine.ctx 4096 is too large here; at most"):
-        set_ctx = load(None, None, {"engine.devices": ["cuda:0"], "engine.gpu_margin_mb": 0, "engine.ctx": 4096})
-        check_fits(set_ctx, make_plan(set_ctx, model, on_cards((fixed + 1000 * a_token) / 1e9)))
+    set_ctx = load(None, None, {"engine.devices": ["cuda:0"], "engine.gpu_margin_mb": 0, "engine.ctx": 4096})
+    too_large = make_plan(set_ctx, model, on_cards((fixed + 1000 * a_token) / 1e9))
+    with pytest.raises(StartError, match=r"It does not fit on GPU-0: engine\.ctx 4096 is too large here; at most"):
+        check_fits(set_ctx, too_large)
 
 
 def test_a_model_over_two_cards_is_split_as_their_memory_stands(model: Path) -> None:
@@ -175,14 +176,12 @@ def test_unified_memory_and_cores_take_from_one_memory(model: Path) -> None:
 
 def test_a_group_of_cores_has_its_cores_and_a_memory_of_its_own(model: Path) -> None:
     mine = sorted(os.sched_getaffinity(0))
-    flags = {"engine.devices": ["cpu:0", "cpu:1"], "engine.cores": [str(mine[0])], "engine.memory_mb": [0, 8]}
+    flags = {"engine.devices": ["cpu:0", "cpu:1"], "engine.cores": [str(mine[0])], "engine.memory_mb": [0, 2]}
     plan = make_plan(load(None, None, flags), model, BIG)
     assert [(slot.cores, slot.threads) for slot in plan.slots] == [({mine[0]}, 1), (frozenset(), 4)]
     free, bounded = (slot.kv_tokens for slot in plan.slots)
     assert free == 4096
     assert bounded < free
-    assert plan.slots[1].takes[SYSTEM_POOL] <= 8_000_000
-    with pytest.raises(ConfigError, match="engine.memory_mb: 1 MB hold no context"):
-        make_plan(load(None, None, flags | {"engine.memory_mb": [1]}), model, BIG)
+    assert plan.slots[1].takes[SYSTEM_POOL] <= 2_000_000
     with pytest.raises(ConfigError, match="this process has not core 9999"):
         make_plan(load(None, None, flags | {"engine.cores": ["9999"]}), model, BIG)
