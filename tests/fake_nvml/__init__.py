@@ -51,6 +51,13 @@ def _written(values: dict[str, object]) -> str:
     return " ".join(f"{key}={value}" for key, value in values.items() if value is not None)
 
 
+def replace_script(script: Path, *lines: str) -> None:
+    """Write it anew, at once: nobody reads half of it."""
+    fresh = script.with_suffix(".new")
+    fresh.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="surrogateescape")
+    fresh.replace(script)
+
+
 class Driver:
     """The fake library in this process, and the script that it reads again at each call."""
 
@@ -61,9 +68,7 @@ class Driver:
 
     def says(self, *lines: str) -> None:
         """Replace the whole script at once."""
-        fresh = self._script.with_suffix(".new")
-        fresh.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="surrogateescape")
-        fresh.replace(self._script)
+        replace_script(self._script, *lines)
 
     def vanishes(self) -> None:
         """No script: the driver is not loaded."""

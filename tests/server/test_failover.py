@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.fake_nvml import card, compile_library, environ_of, replace_script
 from tests.server.client import Call, Streamed, collect
 from tests.server.conftest import Start
 from tests.server.process import Server, until
@@ -25,7 +25,7 @@ server.close_s = 1
 PROMPTS = [
     f"Write a long story about {what}." for what in ("a red fox", "the sea", "an old clock", "rain", "two kings")
 ]
-TOKENS = 40
+TOKENS = 48
 
 
 def begin(server: Server, prompt: str, **fields: Any) -> Call:
@@ -38,10 +38,10 @@ def config(backoff_s: float = 0.2, attempts: int = 5) -> str:
 
 
 @pytest.fixture(scope="module")
-def wanted(share: Start, default_model: Path) -> Iterator[list[Streamed]]:
+def wanted(share: Start, default_model: Path) -> list[Streamed]:
     """What each says undisturbed."""
     server = share(default_model, config=config())
-    yield [collect(begin(server, prompt)) for prompt in PROMPTS]
+    return [collect(begin(server, prompt)) for prompt in PROMPTS]
 
 
 def told_alike(told: list[Streamed], wanted: list[Streamed]) -> None:
@@ -77,6 +77,26 @@ def test_every_stream_goes_on_at_the_other_device_slot(
     told_alike([collect(call) for call in [begin(server, prompt) for prompt in PROMPTS]], wanted)
     assert server.metric("lqs_device_healthy") == 2
     assert server.metric("lqs_core_broken_total") == 0
+
+
+def test_a_lost_card_takes_its_device_slot_with_it_and_no_stream(
+    start: Start, default_model: Path, wanted: list[Streamed], tmp_path: Path
+) -> None:
+    """A CPU device slot that counts as being on a card of the fake NVML, which reports that it fell off the bus."""
+    script = tmp_path / "gpus"
+    environ = environ_of(compile_library(tmp_path / "nvml"), script, [card("GPU-a")])
+    drill = "device_slot=1 card=GPU-a"
+    server = start(default_model, "--chaos", drill, config=config(), environ=environ)
+    calls = [begin(server, prompt) for prompt in PROMPTS]
+    until(lambda: server.metric("lqs_step_tokens_total") >= 5 * len(calls))
+    replace_script(script, card("GPU-a"), "event card=GPU-a xid=79")
+    told_alike([collect(call) for call in calls], wanted)
+    assert server.metric("lqs_requests_restarted_total") >= 2
+    # CUDA's error would stay with the process, so it is not opened anew.
+    until(lambda: "until lqs is restarted" in server.log)
+    assert "its GPU is lost: the driver reported XID 79" in server.log
+    assert server.metric("lqs_device_healthy") == 1
+    told_alike([collect(call) for call in [begin(server, prompt) for prompt in PROMPTS]], wanted)
 
 
 def test_a_load_that_fails_costs_nothing_but_time(start: Start, default_model: Path, wanted: list[Streamed]) -> None:

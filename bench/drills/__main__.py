@@ -13,10 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,27 +22,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.core.measure import Row
+from bench.drills.process import DrillFailed, Process, figures, total, until
 from bench.load.client import Client
 from bench.load.reply import Reply, read_reply
+from tests.fake_nvml import compile_library
 
-START_S, STREAM_S, STOP_S = 120.0, 300.0, 60.0
-CONFIG = """
-engine.devices = ["cpu:0", "cpu:1"]
-engine.ctx = 8192
-engine.stall_s = 2.0
-health.reload_backoff_s = 0.5
-server.drain_s = 5
-server.close_s = 2
-log.access = false
-queue.entry_per_s = 0
-"""
+STREAM_S = 300.0
 # What breaks, where {step} is another one in each run.
 DRILLS = {
     "abort": "device_slot=1 abort@step={step}",
     "abort-helper": "device_slot=1 abort-helper@step={step}",
-    "hang": "device_slot=1 hang@step={step} for=12s",
+    "hang": "device_slot=1 hang@step={step} for=8s",
     "fail-load": "device_slot=1 fail-load times=2",
+    # On a card of a driver that says what its script says: that it fell off the bus.
+    "lose-card": "device_slot=1 card=GPU-a",
 }
+# Nothing runs on a device slot that is not there; one on a lost card does not come back.
+LOSE_NOTHING, STAY_OUT = {"fail-load"}, {"lose-card"}
 # As it was before the streams came.
 GAUGES = (
     "vllm:num_requests_running",
@@ -59,11 +52,6 @@ GAUGES = (
     "lqs_events_lost_total",
     "lqs_core_broken_total",
 )
-_SAMPLE = re.compile(r"^([a-z_:]+)(\{.*\})? (\S+)$", re.MULTILINE)
-
-
-class DrillFailed(Exception):
-    """A run was not as it must be; the message says in what."""
 
 
 @dataclass
@@ -72,7 +60,7 @@ class Run:
 
     recovery_s: float
     num_lost: float
-    back_s: float  # From the start of the streams until both device slots worked; 0: they always did.
+    back_s: float  # From the start of the streams until both device slots worked, if they ever did again.
 
 
 @dataclass
@@ -82,61 +70,6 @@ class Results:
     name: str
     runs: list[Run] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-
-
-class Process:
-    """`lqs serve` with two device slots, on a free port."""
-
-    def __init__(self, folder: Path, threads: int, drill: str) -> None:
-        (folder / "lqs.toml").write_text(CONFIG)
-        self.log_path = folder / "log"
-        command = [sys.executable, "-m", "lqs", "serve", "--config", str(folder / "lqs.toml"), "--port", "0"]
-        with self.log_path.open("wb") as log:
-            self._process = subprocess.Popen(
-                [*command, "--threads", str(threads), "--chaos", drill],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ,
-            )
-
-    async def ready(self) -> Client:
-        """Wait until requests are let in."""
-        found = await self._until(lambda: re.search(r"listening .*port=(\d+)", self.log))
-        client = Client("127.0.0.1", int(found[1]))
-        await self._until(lambda: re.search(r"^info +ready ", self.log, re.MULTILINE))
-        return client
-
-    @property
-    def log(self) -> str:
-        return self.log_path.read_text(errors="replace")
-
-    async def _until(self, holds):  # type: ignore[no-untyped-def]
-        end_s = time.monotonic() + START_S
-        while not (said := holds()):
-            if self._process.poll() is not None or time.monotonic() > end_s:
-                raise DrillFailed("it did not start: " + self.log[-2000:])
-            await asyncio.sleep(0.05)
-        return said
-
-    async def end(self) -> int:
-        """End it as an operator does; its exit code."""
-        self._process.terminate()
-        return await asyncio.to_thread(self._process.wait, STOP_S)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-
-async def figures(client: Client) -> dict[str, float]:
-    """Every sample of /metrics, by name and labels."""
-    text = (await client.get("/metrics", timeout_s=10.0)).text
-    return {name + labels: float(value) for name, labels, value in _SAMPLE.findall(text)}
-
-
-def total(found: dict[str, float], name: str) -> float:
-    return sum(value for key, value in found.items() if key.partition("{")[0] == name)
 
 
 def body_of(number: int, num_tokens: int) -> dict[str, object]:
@@ -155,6 +88,17 @@ async def streams(client: Client, num: int, num_tokens: int) -> list[Reply]:
     payloads = [client.payload("POST", "/v1/completions", body_of(i, num_tokens)) for i in range(num)]
     exchanges = await asyncio.gather(*(client.send(payload, STREAM_S) for payload in payloads))
     return [read_reply(exchange) for exchange in exchanges]
+
+
+async def lose_card_meanwhile(process: Process, client: Client, num_tokens: int) -> list[Reply]:
+    """Once so many tokens are made; nobody replies to that."""
+
+    async def is_time() -> bool:
+        return total(await figures(client), "lqs_step_tokens_total") >= num_tokens
+
+    await until(is_time, "no tokens came")
+    process.lose_card()
+    return []
 
 
 def longest_gap_s(replies: Sequence[Reply]) -> float:
@@ -176,15 +120,13 @@ def check_streams(replies: Sequence[Reply], wanted: Sequence[str], num_tokens: i
 
 async def check_ledger(client: Client, before: dict[str, float], num: int, num_tokens: int) -> dict[str, float]:
     """Everything is given back, and each request is counted once. Raises DrillFailed."""
-    end_s = time.monotonic() + 20
-    while True:
+
+    async def is_given_back() -> bool:
         after = await figures(client)
-        left = {name: total(after, name) for name in GAUGES if total(after, name) != total(before, name)}
-        if not left:
-            break
-        if time.monotonic() > end_s:
-            raise DrillFailed(f"not given back: {left}")
-        await asyncio.sleep(0.05)
+        return all(total(after, name) == total(before, name) for name in GAUGES)
+
+    await until(is_given_back, "not all was given back")
+    after = await figures(client)
     counted = {
         "vllm:request_success_total": num,
         "vllm:generation_tokens_total": num * num_tokens,
@@ -196,31 +138,37 @@ async def check_ledger(client: Client, before: dict[str, float], num: int, num_t
     return after
 
 
-async def back_after_s(process: Process, client: Client, began_s: float) -> float:
+async def back_after_s(client: Client, began_s: float) -> float:
     """Seconds until both device slots work. Raises DrillFailed."""
-    while total(await figures(client), "lqs_device_healthy") < 2:
-        if time.monotonic() - began_s > START_S:
-            raise DrillFailed("the device slot did not come back: " + process.log[-1000:])
-        await asyncio.sleep(0.1)
+
+    async def both_work() -> bool:
+        return total(await figures(client), "lqs_device_healthy") == 2
+
+    await until(both_work, "the device slot did not come back")
     return time.monotonic() - began_s
 
 
-async def one_run(name: str, drill: str, args: argparse.Namespace, wanted: Sequence[str] | None) -> tuple[Run, list[str]]:
+async def one_run(
+    name: str, drill: str, args: argparse.Namespace, wanted: Sequence[str] | None
+) -> tuple[Run, list[str]]:
     """One process from its start to its end. Raises DrillFailed."""
     with tempfile.TemporaryDirectory() as folder:
-        process = Process(Path(folder), args.threads, drill)
+        process = Process(Path(folder), args.threads, drill, args.nvml)
         try:
             client = await process.ready()
             before = await figures(client)
             began_s = time.monotonic()
-            replies = await streams(client, args.streams, args.tokens)
+            calls = [streams(client, args.streams, args.tokens)]
+            if name == "lose-card":
+                calls.append(lose_card_meanwhile(process, client, args.streams * args.tokens // 4))
+            replies, *_ = await asyncio.gather(*calls)
             texts = [reply.text for reply in replies]
             check_streams(replies, wanted or texts, args.tokens)
             after = await check_ledger(client, before, args.streams, args.tokens)
             num_lost = total(after, "lqs_requests_lost_total")
-            if drill and name != "fail-load" and not num_lost:
+            if drill and name not in LOSE_NOTHING and not num_lost:
                 raise DrillFailed("nothing broke while the streams ran")
-            back_s = await back_after_s(process, client, began_s) if drill else 0.0
+            back_s = await back_after_s(client, began_s) if drill and name not in STAY_OUT else 0.0
             if (code := await process.end()) != 0:
                 raise DrillFailed(f"it ended with {code}")
             for sign in ("Traceback", "unexpected error"):
@@ -261,7 +209,8 @@ def rows_of(results: Sequence[Results], num_streams: int) -> list[Row]:
             gaps = [run.recovery_s for run in one.runs]
             rows.append(Row(None, f"{one.name}: longest standstill, median", statistics.median(gaps), "s", runs=gaps))
             rows.append(Row(None, f"{one.name}: longest standstill, worst", max(gaps), "s"))
-            backs = [run.back_s for run in one.runs]
+        backs = [run.back_s for run in one.runs if run.back_s]
+        if backs:
             rows.append(Row(None, f"{one.name}: both device slots work after, median", statistics.median(backs), "s"))
     return rows
 
@@ -275,7 +224,9 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, help="of each device slot")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    rows = rows_of(asyncio.run(measure(args)), args.streams)
+    with tempfile.TemporaryDirectory() as folder:
+        args.nvml = compile_library(Path(folder) / "nvml")
+        rows = rows_of(asyncio.run(measure(args)), args.streams)
     for row in rows:
         verdict = {True: "pass", False: "FAIL", None: ""}[row.passed]
         print(f"{row.what:<75} {row.value:>9.2f} {row.unit:<5} {verdict}")

@@ -1,0 +1,1 @@
+"""Kill drills: `python -m bench.drills`."""
