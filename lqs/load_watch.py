@@ -1,4 +1,4 @@
-"""Watches a load that runs in a thread: whether it gets on, and whether what it works on still lives."""
+"""Watches a load that runs in a thread: whether it gets on."""
 
 from __future__ import annotations
 
@@ -17,22 +17,18 @@ async def watch_load(
     stopping: asyncio.Event,
     *,
     progress: Callable[[], float],
-    has_died: Callable[[], bool],
     name: str,
     limit_s: float,
 ) -> bool:
     """Wait for a load; False if the server is to stop first.
 
-    Raises DeviceError if nothing gets on for `limit_s`, or a device slot dies: libllama gave up in the thread
-    that loads, and it is parked there for good.
+    Raises DeviceError if nothing gets on for `limit_s`.
     """
     stop = asyncio.ensure_future(stopping.wait())
     seen, moved_s = progress(), time.monotonic()
     try:
         while not loading.done() and not stop.done():
             await asyncio.wait((loading, stop), timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
-            if has_died():
-                raise DeviceError("a device slot died while it was opened; the line above says of what.")
             if progress() != seen:
                 seen, moved_s = progress(), time.monotonic()
             elif not loading.done() and time.monotonic() - moved_s > limit_s:

@@ -157,13 +157,11 @@ class Server:
         self._desk.start(loop)
         load = partial(self._models.load_residents, loop.call_soon_threadsafe)
         loading = asyncio.ensure_future(in_thread(load, "lqs-load"))
-        scheduler = self._desk.scheduler
         try:
             is_loaded = await watch_load(
                 loading,
                 self._end_wanted,
                 progress=lambda: self._models.load_progress,
-                has_died=lambda: any(slot["is_dead"] for slot in scheduler.slots()),
                 name=str(self._models.path),
                 limit_s=self._config.engine.stall_s * _LOAD_STALLS,
             )

@@ -15,6 +15,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lqs.engine.residents import Deed, Resident, Residents, Standing
@@ -213,14 +214,13 @@ class Fleet:
         served.is_absent = False
         self._log.info("loading", model=name)
 
-        def load() -> None:
-            self._models.replan(served, self._plan(served))
-            self._models.load_one(served, loop.call_soon_threadsafe)
-
+        load = partial(self._models.load_one, served, loop.call_soon_threadsafe)
         try:
+            plan = await self._in_thread(partial(self._plan, served), f"lqs-plan-{name}"[:15])
+            self._models.replan(served, plan)
             await self._in_thread(load, f"lqs-load-{name}"[:15])
         except StartError as error:
-            served.is_absent = True
+            await self._leave(served)
             self._fail(served, str(error))
             return
         self._num_failures[name] = 0
@@ -240,18 +240,23 @@ class Fleet:
         self._tell(name, self._refusal(served))
         self.tend()
 
-    async def _unload(self, served: Served) -> None:
+    async def _leave(self, served: Served) -> bool:
+        """Give back all that a model takes."""
         name = served.name
         self._models.close_to_newcomers(served)
         while not self._models.is_empty(served):  # noqa: ASYNC110 The core tells nobody when it is.
             await asyncio.sleep(_EMPTY_POLL_S)
-        has_left = await self._in_thread(lambda: self._models.leave(served, self._close_s), f"lqs-unload-{name}"[:15])
-        if not has_left:
-            # It stands in the way of its memory for good.
+        leave = partial(self._models.leave, served, self._close_s)
+        has_left: bool = await self._in_thread(leave, f"lqs-unload-{name}"[:15])
+        return has_left
+
+    async def _unload(self, served: Served) -> None:
+        name = served.name
+        if await self._leave(served):
+            self._log.info("unloaded", model=name)
+        else:
             self.hung.append("workers")
-            self._log.error("model not unloaded: a thread does not end", model=name)
-            return
-        self._log.info("unloaded", model=name)
+            self._log.error("unloaded, but its memory is not free: a thread stands in it", model=name)
         self._residents.gone(name, self._now_ns())
         self.tend()
 

@@ -153,9 +153,13 @@ class Model:
         except ValueError as error:
             raise BadRequest(f"{error}.") from None
 
-    def close(self) -> None:
-        """Free the weights; every worker on them is closed before."""
-        self.native.close()
+    def close(self) -> bool:
+        """Free the weights; False, and nothing is freed, while a device slot still stands on them."""
+        try:
+            self.native.close()
+        except _engine.EngineError:
+            return False
+        return True
 
     def _control_texts(self, special: Sequence[str]) -> list[str]:
         """Texts that are control tokens only when parsed as such.

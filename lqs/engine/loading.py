@@ -14,15 +14,15 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from lqs._core import set_capacity
 from lqs.engine.drill import FAIL_LOAD, ON_CARD, Break, check_slots
-from lqs.engine.plan import Plan, SlotPlan, padded, smaller
+from lqs.engine.opening import Opening, Seat
+from lqs.engine.plan import Plan, padded, smaller
 from lqs.engine.served import Served
-from lqs.engine.slot import NoWorker, Slot, Worker
+from lqs.engine.slot import Slot, Worker
 from lqs.errors import DeviceError, NoRoom
 from lqs.observe.log import Log
 from lqs.placement.gpus import Gpu, Snapshot
@@ -47,16 +47,6 @@ class Refresh(Protocol):
     """Reads the GPUs anew."""
 
     def __call__(self) -> Snapshot: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """The place of a device slot in the core, and what is planned for it."""
-
-    number: int
-    device: str  # Its name, with that of the model where the model is not the first.
-    place: int  # Among those of its model.
-    plan: SlotPlan
 
 
 class Loader:
@@ -106,12 +96,12 @@ class Loader:
         if served.template is None:
             problem = "is missing" if served.template_error is None else f"cannot be used: {served.template_error}"
             self._log.warning("no chat: the model's chat template " + problem, model=served.name)
-        opening = _Opening(partial(self.open_one, served, plan=plan), tell, self._log)
+        opening = Opening(partial(self.open_one, served, plan=plan), tell, self._log, self._is_dead)
         opening.open_all(seats)
-        if len(opening.failed) == len(seats):
-            raise DeviceError(opening.failed[0].death)
         for slot in opening.failed:
             tell(slot)
+        if len(opening.failed) == len(seats):
+            raise DeviceError(opening.failed[0].death)
         if served.kv_problem is not None:
             self._log.warning("KV: " + served.kv_problem, model=served.name)
 
@@ -177,6 +167,9 @@ class Loader:
             )
         raise DeviceError(f"{seat.device}: no context fits, not even {kv_tokens} tokens: {reason}.")
 
+    def _is_dead(self, number: int) -> bool:
+        return bool(self._scheduler.slots()[number]["is_dead"])
+
     def _cards_of(self, seat: Seat) -> tuple[str, ...]:
         """The GPUs that it runs on, or that a drill says it does."""
         bound = tuple(each.card for each in self._drill if each.slot == seat.number and each.kind == ON_CARD)
@@ -235,46 +228,6 @@ class Loader:
                 free = self._loads.headroom_bytes(gpu) or 0
                 raise NoRoom(f"{gpu.uuid} has {free // _MB} MB to give beside its margin, {each // _MB} MB are needed")
         return promised
-
-
-class _Opening:
-    """Opens the device slots of one model. `failed` are those that could not be opened."""
-
-    def __init__(self, open_one: Callable[[Seat], Slot], tell: Callable[[Slot], None], log: Log) -> None:
-        self.failed: list[Slot] = []
-        self._open_one = open_one
-        self._tell = tell
-        self._log = log
-        self._counted: dict[str, int] = {}
-
-    def open_all(self, seats: Sequence[Seat]) -> None:
-        """Those on GPUs at the same time, those on cores one after another: they would measure each other."""
-        on_gpus = [seat for seat in seats if not seat.plan.group.is_cpu]
-        on_cores = [seat for seat in seats if seat.plan.group.is_cpu]
-        for group in (on_gpus, *([seat] for seat in on_cores)):
-            threads = [
-                threading.Thread(target=self._open, args=(seat,), name="lqs-open", daemon=True) for seat in group
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        for slot in self.failed:
-            # It counts nothing, under the same names as the others.
-            slot.worker = NoWorker(slot.death, self._counted)
-
-    def _open(self, seat: Seat) -> None:
-        began_s = time.monotonic()
-        try:
-            slot = self._open_one(seat)
-        except DeviceError as error:
-            self._log.error("device slot does not open", device=seat.device, reason=str(error))
-            self.failed.append(Slot(seat.device, NoWorker(str(error)), seat.plan.kv_tokens, seat.number, seat.place))
-        else:
-            seconds = round(time.monotonic() - began_s, 2)
-            self._log.info("device slot opened", device=seat.device, kv_tokens=slot.kv_tokens, seconds=seconds)
-            self._counted = dict.fromkeys(slot.worker.snapshot(), 0)
-            self._tell(slot)
 
 
 def _weights_of(seat: Seat) -> str:

@@ -38,12 +38,18 @@ class Worker(Protocol):
 
 
 class NoWorker:
-    """Stands where a device slot could not be opened. `figures` are what a worker counts: nothing here."""
+    """Stands where a device slot could not be opened. `figures` are what a worker counts: nothing here.
 
-    state, is_parked, step_began_ns, budget = "failed", False, 0, 0
+    `is_parked`: libllama gave up in the thread that opened it, which stands there for good.
+    """
 
-    def __init__(self, why: str, figures: dict[str, int] | None = None) -> None:
+    step_began_ns, budget = 0, 0
+
+    def __init__(self, why: str, figures: dict[str, int] | None = None, *, is_parked: bool = False) -> None:
         self.death = why
+        self.is_parked = is_parked
+        # In a place of the core where somebody died no other worker can be.
+        self.state = "dead" if is_parked else "failed"
         self.calibration: dict[int, float] = {}
         self.swapping: dict[str, float] = {}
         self.figures = figures or {}

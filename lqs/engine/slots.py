@@ -13,17 +13,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lqs.config import Config
 from lqs.engine.anew import Anew
 from lqs.engine.catalog import Entry, check_limits
-from lqs.engine.loading import Loader, Seat
+from lqs.engine.loading import Loader
+from lqs.engine.opening import Seat
 from lqs.engine.plan import Plan
 from lqs.engine.routing import Routing
 from lqs.engine.served import Served
-from lqs.engine.slot import Slot
+from lqs.engine.slot import NoWorker, Slot
+from lqs.errors import DeviceError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -141,16 +144,23 @@ class Models:
         self._loader.load(served, self._seats[served.name], self._plans[served.name], hand_over)
 
     def replan(self, served: Served, plan: Plan) -> None:
-        """Plan a model anew before it is loaded again, for the same devices; what died gets another seat."""
+        """Plan a model anew before it is loaded again, for the same devices; what died gets another seat.
+
+        Raises DeviceError where there are as many seats as there may be.
+        """
+        # So many sequences have their places in the core.
+        plan = replace(plan, num_extra=self._plans[served.name].num_extra)
         self._plans[served.name] = plan
-        accounts = self._scheduler.slots()
-        pairs = zip(self._seats[served.name], plan.slots, strict=True)
-        self._seats[served.name] = [
-            Seat(seat.number, seat.device, seat.place, slot)
-            if not accounts[seat.number]["is_dead"]
-            else self._add(served, seat.place)
-            for seat, slot in pairs
-        ]
+        accounts, seats = self._scheduler.slots(), self._seats[served.name]
+        try:
+            self._seats[served.name] = [
+                self._add(served, seat.place)
+                if accounts[seat.number]["is_dead"]
+                else Seat(seat.number, seat.device, seat.place, slot)
+                for seat, slot in zip(seats, plan.slots, strict=True)
+            ]
+        except ValueError:
+            raise DeviceError(f"{served.name}: too many device slots have died; restart lqs.") from None
 
     # Going.
 
@@ -228,13 +238,12 @@ class Models:
         return all(have_left) and not self._kept
 
     def _free(self, served: Served) -> bool:
+        """Free a model's weights, where nobody stands in them."""
         weights, served.weights = list(served.weights.values()), {}
-        if any(not slot.close(0) for slot in self._anew.left(served)):
-            self._kept += weights
-            return False
-        for model in weights:
-            model.close()
-        return True
+        stuck = [slot for slot in self._anew.left(served) if not slot.close(0)]
+        kept = [model for model in weights if stuck or not model.close()]
+        self._kept += kept
+        return not kept
 
     def _end_start(self) -> None:
         self._is_starting = False
@@ -275,10 +284,10 @@ class Models:
     def _take_up(self, served: Served, slot: Slot) -> None:
         """A device slot is open, or stands there and says why it is not."""
         served.slots = sorted([*served.slots, slot], key=lambda each: each.place)
-        if slot.worker.state == "failed":
+        if isinstance(slot.worker, NoWorker):
             return
         self._start(slot)
-        served.n_ctx = self._request_tokens_max(served)
+        served.fit(self._plans[served.name])
         is_first, served.is_loading, served.is_absent = served.is_loading, False, False
         if self._is_starting and is_first:
             self._came(served)
@@ -288,9 +297,3 @@ class Models:
         slot.start()
         self._scheduler.set_stall(slot.number, slot.stall_ns(self._config.engine.stall_s))
         self._scheduler.rest_slot(slot.number, False)
-
-    def _request_tokens_max(self, served: Served) -> int:
-        """The longest that a request may get, prompt and answer, on the largest of its device slots."""
-        engine, plan = served.whole_config.engine, self._plans[served.name]
-        most = max(slot.kv_tokens for slot in served.slots)
-        return min(most if engine.kv_unified else most // engine.parallel, plan.n_ctx_train)

@@ -52,6 +52,8 @@ class Shelf:
         self.fleet.came(self.served["z"])  # type: ignore[arg-type]
 
     async def _in_thread(self, function: Callable[[], Any], name: str) -> Any:
+        if name.startswith("lqs-plan"):
+            return None
         self.deeds.append(name)
         if name.startswith("lqs-unload"):
             return True

@@ -56,8 +56,9 @@ class FakeModel:
     def token_text(self, token: int) -> str:
         return f"<{token}>"
 
-    def close(self) -> None:
+    def close(self) -> bool:
         self.calls.append("close")
+        return True
 
 
 class FakeWorker:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_nvml import card, compile_library, environ_of
+from tests.fake_nvml import card, compile_library, environ_of, replace_script
 from tests.server.conftest import Start
 from tests.server.process import until
 from tests.server.test_start import serve
@@ -27,15 +27,11 @@ def test_cards_are_watched_shown_and_told_of(start: Start, tiny: Path, library: 
     shown = server.metrics()
     assert (shown["lqs_nvml_up"], shown['lqs_gpu_use_ratio{gpu="GPU-b"}']) == (1, 0.6)
     assert re.search(r"^info +NVML answers driver=570 gpus=2", server.log, re.MULTILINE)
-
-    def says(*lines: str) -> None:
-        fresh = script.with_suffix(".new")
-        fresh.write_text("\n".join(lines) + "\n")
-        fresh.replace(script)
-
-    says(card("GPU-a", free_gb=0.2), card("GPU-b", bus=2), f"process gpu=GPU-a pid=77 used={20 * 10**9}")
+    replace_script(
+        script, card("GPU-a", free_gb=0.2), card("GPU-b", bus=2), f"process gpu=GPU-a pid=77 used={20 * 10**9}"
+    )
     until(lambda: re.search(r"GPU memory is short gpu=GPU-a .*largest_pid=77", server.log))
-    says(card("GPU-a"), card("GPU-b", bus=2), "error nvmlDeviceGetMemoryInfo 15 GPU-a")
+    replace_script(script, card("GPU-a"), card("GPU-b", bus=2), "error nvmlDeviceGetMemoryInfo 15 GPU-a")
     until(lambda: server.metrics()['lqs_gpu_state{gpu="GPU-a",state="failed"}'] == 1)
     assert "GPU failed gpu=GPU-a" in server.log
     assert server.complete(3).answer().status == 200
@@ -55,7 +51,7 @@ def test_a_device_slot_on_a_card_that_is_short_lets_others_go_first(
     before = server.metrics()[f"lqs_device_steps_total{started}"]
     assert [server.complete(3).answer().status for _ in range(4)] == [200] * 4
     assert server.metrics()[f"lqs_device_steps_total{started}"] == before
-    script.write_text(card("GPU-a") + "\n" + card("GPU-b", bus=2) + "\nevent card=GPU-b xid=79\n")
+    replace_script(script, card("GPU-a"), card("GPU-b", bus=2), "event card=GPU-b xid=79")
     until(lambda: re.search(r"device slot does not work device=cpu:1 .*XID 79", server.log))
     until(lambda: "device slot takes all again" in server.log)
     assert [server.complete(3).answer().status for _ in range(2)] == [200] * 2
