@@ -178,7 +178,9 @@ class Metrics(Counts):
             for state in _DEVICE_STATES:
                 states.add_metric([device, state], state == seen["state"])
         yield states
-        capacity = sum(slot["capacity"] for slot in slots if not slot["is_dead"])
+        # Where nobody runs and nobody may start, as on those of a model that is not loaded, there is none.
+        there = [slot for slot in slots if not slot["is_dead"] and (not slot["is_drained"] or slot["reserved"])]
+        capacity = sum(slot["capacity"] for slot in there)
         reserved = sum(slot["reserved"] for slot in slots)
         usage = reserved / capacity if capacity else 0.0
         yield self._gauge("vllm:kv_cache_usage_perc", "KV promised; 1 is all.", usage)
