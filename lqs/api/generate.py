@@ -8,6 +8,7 @@ While a stream's request waits, its status line is held back, so that a refusal 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from lqs.api.replies import NS_PER_MS, Reply, timings_of, usage_of
 from lqs.api.services import Services
 from lqs.api.watch import ClientWatch
 from lqs.errors import BadRequest, EngineFailed, LqsError, RequestCancelled, RequestRefused, RequestTimedOut
-from lqs.request import FINISH_REASONS, FinishReason, PromptSource, Request
+from lqs.request import FINISH_REASONS, NS_PER_S, FinishReason, PromptSource, Request
 from lqs.streaming.outlet import Outlet
 from lqs.streaming.sse import DONE, Frames, error_frame, waiting_comment
 
@@ -31,6 +32,8 @@ COMMENT_EVERY_S = 1.0
 # Outcome.error_code: ERROR_SAMPLING minus DRAW_NO_CANDIDATE or DRAW_GRAMMAR, see _engine.pyx.
 _GRAMMAR_ERRORS = (-302, -303)
 _DEVICE_RETRY_S = 5.0
+# A worker ends what is overdue between two steps. One that stands still in a step says nothing, and is not waited for.
+OVERDUE_S = 2.0
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -71,15 +74,21 @@ class Generator:
         stall_s = self._services.config.server.write_stall_s
         async with ClientWatch(scope, receive, send, stall_s) as watch:
             self._live.add(request, watch)
+            overdue: asyncio.TimerHandle | None = None
             try:
                 await self._services.gate.admit(request, job.source, outlet)
+                if request.stop_ns:
+                    left_s = (request.stop_ns - time.monotonic_ns()) / NS_PER_S
+                    overdue = asyncio.get_running_loop().call_later(left_s + OVERDUE_S, outlet.give_up)
                 if request.is_stream:
                     await self._stream(job, outlet, watch, trace_of(scope))
                 else:
                     await self._whole(job, outlet, watch, trace_of(scope))
             finally:
+                if overdue is not None:
+                    overdue.cancel()
                 self._live.discard(request)
-                if not outlet.is_over:
+                if outlet.is_overdue or not outlet.is_over:
                     self._services.desk.cancel(request)
 
     async def _whole(self, job: Job, outlet: Outlet, watch: ClientWatch, trace: Trace) -> None:
@@ -136,6 +145,8 @@ class Generator:
 
     def _failure(self, request: Request, outlet: Outlet) -> LqsError | None:
         """Return what the client is told if the request did not come to a normal end."""
+        if outlet.is_overdue:
+            return RequestTimedOut("The request ran longer than it may.")
         if outlet.outcome is None:
             return self._unserved(request, outlet.end_reason)
         finish = FINISH_REASONS.get(outlet.outcome.finish)

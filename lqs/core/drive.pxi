@@ -195,7 +195,7 @@ cdef class _Drive:
         """
         with nogil:
             while not load_relaxed32(&self.is_stopping):
-                if not self.step(num_tokens, "x", 1):
+                if not self.step(num_tokens, NULL, 1):
                     worker_sleep(self.scheduler.state, self.slot, SLEEP_NS_MAX)
 
     def begin(self):
@@ -232,14 +232,19 @@ cdef class _Drive:
             attempt = next_attempt(self.scheduler.state, self.slot)
             if attempt == NULL:
                 break
+            # Each token is a byte here. What a lost attempt made and nobody was told is told by this one.
+            attempt.num_completion_tokens = <uint32_t> attempt.num_bytes_told
             self.running[self.num_running] = attempt
             self.num_running += 1
 
-    # One step; False: nothing could be done.
+    # One step; False: nothing could be done. Without a payload each token is the next letter.
     cdef bint step(self, uint32_t num_tokens, const char* payload,
                    uint32_t num_bytes) noexcept nogil:
         cdef SchedulerState* s = self.scheduler.state
         cdef bint has_moved = False, has_finished = False
+        cdef Attempt* attempt
+        cdef const char* text
+        cdef char letter
         cdef uint32_t i = 0
         self.take_starts()
         while i < self.num_running:
@@ -251,8 +256,15 @@ cdef class _Drive:
             if not self.has_cell(self.running[i]):
                 i += 1
                 continue
-            if emit_output(s, self.running[i], RECORD_TEXT, 1, payload, num_bytes):
-                self.running[i].num_completion_tokens += 1
+            attempt = self.running[i]
+            letter = 97 + attempt.num_completion_tokens % 26
+            if attempt.num_made == attempt.num_completion_tokens:
+                note_made(attempt, letter)
+            text = payload
+            if payload == NULL:
+                text = &letter
+            if emit_output(s, attempt, RECORD_TEXT, 1, text, num_bytes):
+                attempt.num_completion_tokens += 1
                 has_moved = True
             else:
                 self.num_starved += 1

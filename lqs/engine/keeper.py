@@ -38,8 +38,9 @@ _STEPS_MIN = 4
 _USUAL_SHARE = 0.1
 # So many looks in a row must agree.
 _LOOKS = 3
-# Shorter steps are not slow, whatever others take.
+# Shorter steps are not slow, whatever others take; nor are those that take what a full one took when it was opened.
 _SLOW_NS_MIN = 50_000_000
+_SLOW_STEPS = 2
 
 
 class Opens(Protocol):
@@ -125,6 +126,8 @@ class Keeper:
         self._stall_s = config.engine.stall_s
         self._lost_cards = lost_cards
         self._care: dict[str, _Care] = {}
+        # Those that open one, or are parked in it; no more than there are attempts.
+        self._threads: list[threading.Thread] = []
 
     def stage_of(self, device: str) -> Stage:
         """Where a device slot stands."""
@@ -151,7 +154,7 @@ class Keeper:
 
     def close(self) -> bool:
         """Whether no thread is left behind that opens one."""
-        return all(care.opening is None or not care.opening.thread.is_alive() for care in self._care.values())
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _tell(self, slot: Slot, care: _Care, now_ns: int) -> None:
         """Say once that it stopped working, and once that it works again."""
@@ -192,6 +195,9 @@ class Keeper:
         config = self._config
         if slot.cards or not slot.device.startswith("cpu:") or care.num_attempts >= config.reload_attempts:
             care.stage = Stage.QUARANTINE
+            if care.number >= 0:
+                # Nobody waits for it any more.
+                self._scheduler.report_dead(care.number)
             # CUDA's errors stay for as long as the process does.
             self._log.error(
                 "device slot stays out until lqs is restarted", device=slot.device, attempts=care.num_attempts
@@ -211,6 +217,7 @@ class Keeper:
             care.stage = Stage.QUARANTINE
             return
         care.stage, care.opening = Stage.OPENING, _Opening(self._models, slot, care.number)
+        self._threads = [*(thread for thread in self._threads if thread.is_alive()), care.opening.thread]
 
     def _take_over(self, slot: Slot, care: _Care, now_ns: int) -> None:
         """See how far the thread is that opens it."""
@@ -254,7 +261,8 @@ class Keeper:
     def _is_slow(self, slot: Slot, care: _Care, slots: list[Slot]) -> bool:
         paces = [self._care[other.device].pace_ns for other in slots if other is not slot]
         others = [pace for pace in paces if pace > 0]
-        bound_ns = max(self._config.slow_factor * max([care.usual_ns, *others]), _SLOW_NS_MIN)
+        usual_ns = self._config.slow_factor * max([care.usual_ns, *others])
+        bound_ns = max(usual_ns, _SLOW_STEPS * slot.slowest_ns, _SLOW_NS_MIN)
         return bool(others) and care.usual_ns > 0 and care.pace_ns > bound_ns
 
     def _compare(self, slot: Slot, care: _Care, slots: list[Slot]) -> None:

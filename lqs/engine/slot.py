@@ -90,8 +90,12 @@ class Slot:
 
     def stall_ns(self, least_s: float) -> int:
         """A step that takes so long never ends: ten times the slowest that was measured, at least `least_s`."""
-        slowest_ms = max(self.worker.calibration.values(), default=0.0)
-        return int(max(least_s * NS_PER_S, _STALL_STEPS * slowest_ms * NS_PER_MS))
+        return int(max(least_s * NS_PER_S, _STALL_STEPS * self.slowest_ns))
+
+    @property
+    def slowest_ns(self) -> float:
+        """The longest step that was measured when it was opened; 0: none was."""
+        return max(self.worker.calibration.values(), default=0.0) * NS_PER_MS
 
     def is_healthy(self, now_ns: int, stall_s: float) -> bool:
         """Whether it works: alive, and not inside one step for too long."""
@@ -112,7 +116,7 @@ class Slot:
     def close(self, limit_s: float) -> bool:
         """Stop and free it; False if its thread is parked or does not end, nothing is freed then."""
         self.worker.stop()
-        if self.thread is not None:
+        if self.thread is not None and not self.worker.is_parked:
             self.thread.join(limit_s)
         if self.worker.is_parked or (self.thread is not None and self.thread.is_alive()):
             return False

@@ -52,12 +52,13 @@ class Outlet:
         self.queue_ns: int | None = None  # How long it waited; None before it starts.
         self.outcome: Outcome | None = None  # Set when it has run to an end.
         self.end_reason: str | None = None  # Set when it left the queue unserved.
+        self.is_overdue = False  # Given up by who answers.
         self.is_settled = False
 
     @property
     def is_over(self) -> bool:
         """True once no more text can come."""
-        return self.outcome is not None or self.end_reason is not None
+        return self.outcome is not None or self.end_reason is not None or self.is_overdue
 
     @property
     def has_begun(self) -> bool:
@@ -76,6 +77,8 @@ class Outlet:
         self._changed.set()
 
     def output(self, text: bytes, num_tokens: int, logprobs: bytes | None) -> None:
+        if self.is_overdue:
+            return
         self._texts.append(text)
         self._num_tokens += num_tokens
         self._num_bytes += len(text)
@@ -99,6 +102,12 @@ class Outlet:
         self.is_settled = True
 
     # The answering coroutine's side.
+
+    def give_up(self) -> None:
+        """Its time is over and nobody says so: what still comes is dropped."""
+        if not self.is_over:
+            self.is_overdue = True
+            self._changed.set()
 
     async def wait_begun(self, limit_s: float | None = None) -> bool:
         """Wait until it is out of the queue; False if it still stands there after the limit."""

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from lqs.api import generate
 from tests.api.harness import HI, House, driven, until
 
 STREAM = HI | {"stream": True}
@@ -115,6 +116,34 @@ async def test_a_timed_out_stream_ends_in_an_error_frame():
     call = await house.serve(house.call("POST", CHAT, STREAM), "x", finish=4)
     assert call.status == 200
     assert call.events[-1]["error"]["code"] == "timeout"
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_the_time_of_a_request_ends_also_while_its_worker_stands_still(monkeypatch, is_stream):
+    """The worker is inside a step and says nothing; what it says afterwards is not told any more."""
+
+    @driven
+    async def run():
+        monkeypatch.setattr(generate, "OVERDUE_S", 0.0)
+        house = House()
+        call = house.call("POST", CHAT, (STREAM if is_stream else HI) | {"timeout": 0.2})
+        (handle,) = await house.starts()
+        house.emit(handle, "x")
+        await call.done()
+        if is_stream:
+            assert call.text == "x"
+            assert call.events[-1]["error"]["code"] == "timeout"
+        else:
+            assert (call.status, call.error["code"]) == (504, "timeout")
+        body = call.body
+        assert house.desk.scheduler.is_cancelled(handle)
+        house.emit(handle, "y")
+        house.finish(handle, 3, num_completion_tokens=2)
+        assert call.body == body
+        assert house.desk.num_inside == 0
+        assert await house.is_well()
+
+    run()
 
 
 @driven

@@ -7,14 +7,25 @@ whole, and in the end nothing is held: no permit, no promise, no entry, no objec
 import os
 import random
 import select
+import string
 import threading
 from collections import deque
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
 from lqs import _core
-from lqs._core import EV_ANSWERED, EV_EVICTED, EV_FINISHED, EV_OUTPUT, EV_SETTLED, EV_STARTED, Scheduler, Work
+from lqs._core import (
+    EV_ANSWERED,
+    EV_CANCELLED,
+    EV_EVICTED,
+    EV_FINISHED,
+    EV_OUTPUT,
+    EV_SETTLED,
+    EV_STARTED,
+    Scheduler,
+    Work,
+)
 
 # A build that is traced line by line takes the GIL for each.
 SHARE = 20 if os.environ.get("LQS_COVERAGE") else 1
@@ -43,11 +54,10 @@ class Sink:
 
 
 @contextmanager
-def threads(scheduler, drive):
-    started = [
-        threading.Thread(target=drive.schedule, daemon=True),
-        threading.Thread(target=drive.work, args=(NUM_TOKENS,), daemon=True),
-    ]
+def threads(scheduler, drive, is_scheduler=True):
+    started = [threading.Thread(target=drive.work, args=(NUM_TOKENS,), daemon=True)]
+    if is_scheduler:
+        started.append(threading.Thread(target=drive.schedule, daemon=True))
     for thread in started:
         thread.start()
     try:
@@ -163,6 +173,65 @@ def test_promises_that_grow_between_threads_are_all_kept_and_given_back(num_requ
     assert slot["num_put_out"] > 0
     assert slot["num_resumed"] > 0
     assert (slot["num_out"], slot["num_short"]) == (0, 0)
+
+
+@pytest.mark.parametrize("out_buffer_bytes", [64, 4096])
+@pytest.mark.parametrize("num_requests", [6_000 // SHARE, pytest.param(400_000, marks=pytest.mark.stress)])
+def test_device_slots_that_die_between_threads_cost_no_letter(out_buffer_bytes, num_requests):
+    """Their workers go on as if nothing had been: they are late from then on, and write into what is dead."""
+    draw = random.Random(out_buffer_bytes)
+    scheduler = Scheduler(
+        table_capacity=512, level_caps=[128] * 4, total_cap=256, num_keys=3, out_buffer_bytes=out_buffer_bytes
+    )
+    for _ in range(3):
+        scheduler.add_device_slot(kv_tokens=4000, num_sequences=16)
+    drives = [_core._Drive(scheduler, slot) for slot in range(3)]
+    sinks, live, held = [], deque(maxlen=256), deque()
+    num_settled = 0
+    deaths = [num_requests // 3, 2 * num_requests // 3]
+    with ExitStack() as stack:
+        for drive in drives:
+            stack.enter_context(threads(scheduler, drive, is_scheduler=drive is drives[0]))
+        while num_settled < num_requests:
+            while len(sinks) < num_requests and scheduler.try_enter(level := draw.randrange(4)):
+                sinks.append(Sink())
+                live.append(
+                    scheduler.submit(
+                        Work(),
+                        sinks[-1],
+                        key=draw.randrange(3),
+                        level=level,
+                        num_prompt_tokens=10,
+                        max_tokens=NUM_TOKENS,
+                        footprint_tokens=draw.randrange(50, 300),
+                    )
+                )
+            if draw.random() < 0.2:
+                scheduler.cancel(draw.choice(live))
+            while held and (len(held) > 4 or len(sinks) == num_requests):
+                scheduler.resume(held.popleft())
+            if len(sinks) < num_requests:
+                held.append(draw.choice(live))
+                scheduler.hold(held[-1])
+            if deaths and num_settled >= deaths[0]:
+                deaths.pop(0)
+                scheduler.report_dead(len(deaths))
+            num_settled += poll(scheduler)
+    snapshot = scheduler.snapshot()
+    assert snapshot["num_restarted"] > 0
+    assert snapshot["num_kept"] > 0
+    assert snapshot["num_live"] == snapshot["num_running"] == snapshot["num_entered"] == snapshot["num_again"] == 0
+    assert snapshot["num_broken"] == 0
+    assert [slot["is_dead"] for slot in snapshot["slots"]] == [True, True, False]
+    assert {slot[name] for slot in snapshot["slots"] for name in ("reserved", "used", "num_running")} == {0}
+    letters = (string.ascii_lowercase * 2)[:NUM_TOKENS].encode()
+    for sink in sinks:
+        ran = EV_FINISHED in sink.told
+        assert sink.told == ([EV_STARTED, EV_FINISHED, EV_SETTLED] if ran else [EV_CANCELLED, EV_SETTLED])
+        assert letters.startswith(sink.text)
+        assert not ran or len(sink.text) == sink.outcome.num_completion_tokens
+        is_cut = not ran or sink.outcome.finish == _core.Finish.FINISH_CANCELLED
+        assert is_cut or sink.text == letters
 
 
 def assert_whole(scheduler, sinks, lengths=(NUM_TOKENS,)):

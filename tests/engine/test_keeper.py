@@ -161,8 +161,8 @@ def test_a_load_that_fails_is_tried_less_and_less_often_and_not_for_ever() -> No
     assert [round(b - a, 1) for a, b in zip([0.0, *tried], tried, strict=False)] == [1, 2, 4, 5, 5]
     assert house.stage(0) is Stage.QUARANTINE
     assert house.text.getvalue().count("until lqs is restarted") == 1
-    # It had a place in the core and keeps it.
-    assert len(house.core.slots()) == 2
+    # It had a place in the core and kept it until then; now nobody waits for it.
+    assert [slot["is_dead"] for slot in house.core.slots()] == [True, False]
 
 
 def test_one_whose_load_failed_at_first_serves_when_it_can() -> None:
@@ -251,6 +251,18 @@ def test_one_that_becomes_much_slower_than_itself_and_the_others_rests(factor: f
     assert not house.core.slots()[0]["is_drained"]
     house.pace(16, 20, 30)
     assert house.stage(0) is Stage.SOUND
+
+
+def test_steps_of_long_prompts_are_not_slow() -> None:
+    """Two full steps in one, as they were measured when it was opened, are no sign of anything."""
+    house = House()
+    house[0].calibration = {16: 20.0, 512: 200.0}
+    for at_s, pace_ms in enumerate([20] * 5 + [390] * 10):
+        house.pace(at_s, pace_ms, 20)
+    assert house.stage(0) is Stage.SOUND
+    for at_s in range(15, 18):
+        house.pace(at_s, 410, 20)
+    assert house.stage(0) is Stage.RESTING
 
 
 def test_when_all_are_slow_nobody_rests() -> None:
