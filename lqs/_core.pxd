@@ -405,10 +405,12 @@ cdef struct DeviceSlot:
     uint32_t wants_weight   # atomic; in units
     uint32_t wants_headroom  # atomic, exchanged: KV tokens + 1; NOWHERE: no bound; 0: no news
     uint32_t use_percent    # atomic: how busy the device is, whoever keeps it so
+    uint32_t wants_block    # atomic; counts once wants_capacity says so
+    uint32_t wants_capacity  # atomic, exchanged: KV tokens that it shall have; 0: no news
     uint32_t wants_rest     # atomic: as wants_drain, by who looks after its health
     uint32_t wants_limit    # atomic: no more than so many run there; 0: no limit but its own
     uint64_t stall_ns       # atomic: a step that takes longer is taken for dead; 0: none is
-    char pad_wants[32]
+    char pad_wants[24]
     uint32_t dead           # atomic; set by any thread, never cleared
     uint32_t index
     uint32_t model

@@ -74,6 +74,10 @@ class EngineError(RuntimeError):
     """libllama refused something; the message says what and, where it is known, why."""
 
 
+class NoRoom(EngineError):
+    """There is not memory enough for the context; a smaller one may fit."""
+
+
 class GrammarError(ValueError):
     """A grammar that cannot be enforced; the client's fault."""
 

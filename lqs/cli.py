@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn, Protocol, cast
@@ -20,6 +21,7 @@ COMMANDS = {
     "check": "read the config, look at the machine, print the plan; start nothing",
     "simulate": "play a trace through the scheduler under a virtual clock",
     "chat": "talk to a running server",
+    "drain": "take a running server, or a part of it, out of use; or restart it",
     "keys": "add, list and revoke API keys",
     "models": "fetch, list and make model files",
 }
@@ -37,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         name = _choose(args[:1])
+        if name == "serve":
+            # It reads its config again on a hangup, and has read nothing yet. The imports below take a while.
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
         command = cast(Command, importlib.import_module(f"lqs.commands.{name}"))
         parser = argparse.ArgumentParser(prog=f"lqs {name}", description=f"{COMMANDS[name]}.")
         command.add_arguments(parser)

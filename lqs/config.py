@@ -6,7 +6,7 @@ Plain data; `lqs.settings` reads and checks it.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import msgspec
@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 from lqs.config_engine import EngineConfig
 from lqs.config_health import HealthConfig
 from lqs.config_limits import LimitConfig
+from lqs.config_models import ModelConfig, served_of
 from lqs.config_placement import PlacementConfig
 from lqs.config_tiers import TierConfig, default_tiers
 from lqs.describe import key as _key
@@ -52,35 +53,14 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
         _key("After SIGTERM what is queued and running is served for so long.", "s", ge=0, le=3600),
     ] = 30.0
     close_s: Annotated[float, _key("How long a thread may take to end at exit.", "s", gt=0, le=600)] = 5.0
-
-
-class ModelConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """The model that is served."""
-
-    path: Annotated[str, _key("GGUF file or the name of a fetched model; empty: the default model.")] = ""
-    name: Annotated[str, _key("Its name in requests; empty: the file's name without .gguf.")] = ""
-    default_max_tokens: Annotated[
-        int,
+    restart: Annotated[
+        str,
         _key(
-            "When a request names no max_tokens; 0: to the end of the context.",
-            "tokens",
-            ge=0,
-            le=1_000_000_000,
+            "Under --supervise, whether the old server runs while the new one loads: overlap; hold, and connections "
+            "wait meanwhile; auto: overlap on CPUs where there is memory for two.",
+            pattern="^(auto|overlap|hold)$",
         ),
-    ] = 0
-    max_tokens_max: Annotated[
-        int,
-        _key(
-            "No answer is longer, whatever it asks; 0: the context is the limit.",
-            "tokens",
-            ge=0,
-            le=1_000_000_000,
-        ),
-    ] = 0
-    chat_template: Annotated[str, _key("File with a Jinja template; empty: the model's own.")] = ""
-    fallback: Annotated[
-        str, _key("Smaller model beside it that answers when waits are long: file or name; empty: none.")
-    ] = ""
+    ] = "auto"
 
 
 class QueueConfig(OverflowConfig, frozen=True, forbid_unknown_fields=True):
@@ -231,6 +211,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
     server: ServerConfig = ServerConfig()
     model: ModelConfig = ModelConfig()
+    models: dict[str, ModelConfig] = msgspec.field(default_factory=dict)
     engine: EngineConfig = EngineConfig()
     placement: PlacementConfig = PlacementConfig()
     health: HealthConfig = HealthConfig()
@@ -251,9 +232,27 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         return caps * len(self.queue.levels) if len(caps) == 1 else caps
 
     @property
+    def served(self) -> Sequence[ModelConfig]:
+        """All that is served, in order; the fallback of a model follows them if it is none of them."""
+        return served_of(self.model, self.models)
+
+    @property
+    def own_fallback(self) -> str:
+        """The file of a fallback that is not served by itself; empty if there is none."""
+        names = {name for each in self.served for name in (each.name, each.base, *each.aliases)}
+        return self.model.fallback if self.model.fallback not in names else ""
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of all device slots, as far as their number is known without the machine."""
+        devices = [each.devices or self.engine.devices for each in self.served]
+        num_slots = sum(map(len, devices)) + bool(self.own_fallback) * len(self.engine.devices)
+        return num_slots * self.engine.parallel
+
+    @property
     def num_models(self) -> int:
-        """The model, and its fallback if there is one."""
-        return 1 + bool(self.model.fallback)
+        """The models, and a fallback beside them."""
+        return len(self.served) + bool(self.own_fallback)
 
 
 def is_loopback(host: str) -> bool:

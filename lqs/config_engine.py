@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from lqs.describe import key
 
@@ -12,9 +12,28 @@ from lqs.describe import key
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The device slots and how each runs its steps."""
 
-    devices: Annotated[tuple[str, ...], key("Device slots: auto, cpu:0, cpu:1, ...", min_length=1, max_length=64)] = (
-        "auto",
-    )
+    devices: Annotated[
+        tuple[str, ...],
+        key(
+            "Device slots: auto, cpu:N, cuda:N (also by UUID or place on the bus); cuda:0+cuda:1 is one over both.",
+            min_length=1,
+            max_length=64,
+        ),
+    ] = ("auto",)
+    cores: Annotated[
+        tuple[Annotated[str, Meta(pattern="^[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*$")], ...],
+        key("Cores of cpu:0, cpu:1, ...: 0-3, 4,6; empty: all, shared.", min_length=0, max_length=64),
+    ] = ()
+    memory_mb: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=1 << 40)], ...],
+        key(
+            "KV and compute buffers of cpu:0, cpu:1, ... take at most so much; 0: no bound; the last stands for the "
+            "rest.",
+            "MB",
+            min_length=0,
+            max_length=64,
+        ),
+    ] = ()
     threads: Annotated[
         int,
         key("Threads of a CPU device slot; 0: its share of the cores.", "threads", ge=0, le=512),
@@ -43,6 +62,9 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
             le=65_536,
         ),
     ] = 63
+    gpu_ubatch: Annotated[
+        int, key("The same on a GPU, where texts depend on the batch anyway.", "tokens", ge=1, le=65_536)
+    ] = 512
     kv_unified: Annotated[bool, key("One KV budget for all sequences; false: an equal part each.")] = True
     kv_mode: Annotated[
         str,
@@ -74,6 +96,25 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         key("Prefill leaves a step at most so long while others decode.", "ms", gt=0, le=60_000),
     ] = 200.0
     kv_margin_mb: Annotated[int, key("Memory that is left free beside weights and KV.", "MB", ge=0, le=1_048_576)] = 512
+    gpu_margin_mb: Annotated[
+        int,
+        key("The same on each GPU; while less is free, as much less is promised there.", "MB", ge=0, le=1_048_576),
+    ] = 1024
+    loaded_mb: Annotated[
+        int,
+        key(
+            "All loaded models take at most so much of a device; 0: what is free at the start.", "MB", ge=0, le=1 << 40
+        ),
+    ] = 0
+    load_patience_s: Annotated[
+        float,
+        key(
+            "A model that waits longer for memory than that closes the one that was used least lately to newcomers.",
+            "s",
+            ge=0,
+            le=86_400,
+        ),
+    ] = 10.0
     out_buffer_bytes: Annotated[
         int,
         key(

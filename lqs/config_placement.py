@@ -58,6 +58,10 @@ class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
         int, key("A shorter beginning that is there already counts for nothing.", "tokens", ge=64, le=65_536)
     ] = 256
 
+    nvml_s: Annotated[
+        float, key("Time between two readings of the GPUs; 0: they are read once.", "s", ge=0, le=3600)
+    ] = 1.0
+
     def rules(self, devices: Sequence[str]) -> Iterator[tuple[bool, str]]:
         """What its keys cannot show alone, beside `engine.devices`: whether it holds, and what is wrong if not."""
         for name, num in (("weights", len(self.weights)), ("lanes", len(self.lanes))):

@@ -102,6 +102,14 @@ class MethodNotAllowed(LqsError):
     code = "method_not_allowed"
 
 
+class Conflict(LqsError):
+    """It cannot be done with the server as it runs."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "conflict"
+
+
 class BodyTimedOut(LqsError):
     """The client did not send its body in time."""
 
@@ -225,6 +233,10 @@ class ModelFileError(StartError):
 
 class DeviceError(StartError):
     """A device slot cannot be opened; the message names it and the reason."""
+
+
+class NoRoom(DeviceError):
+    """A device slot cannot be opened for want of memory; a smaller context may fit."""
 
 
 def is_overload(reason: str) -> bool:

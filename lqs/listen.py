@@ -1,4 +1,4 @@
-"""The listening socket and the HTTP server on it, with bounds on what one connection may take.
+"""The HTTP server on the listening socket, with bounds on what one connection may take.
 
 The only door to uvicorn. It answers from the moment the socket is bound; what it answers is the
 application's.
@@ -8,33 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from lqs.config import ServerConfig
-from lqs.errors import StartError
 from lqs.observe.log import Log
-
-
-def bind(config: ServerConfig) -> socket.socket:
-    """A listening socket on the configured address. Raises StartError."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((config.host, config.port))
-        listening.listen(config.backlog)
-    except OSError as error:
-        listening.close()
-        raise StartError(
-            f"cannot listen on {config.host}:{config.port}: {error.strerror}. Choose another with --host and --port."
-        ) from None
-    return listening
+from lqs.transport import Transport
 
 
 def url_of(host: str, port: int) -> str:
@@ -69,14 +53,42 @@ _LINGER_S = 3.0
 
 # How many requests one connection may have open: the one that is answered and those behind it.
 _NUM_CYCLES_MAX = 32
+# How long a server that leaves keeps a connection on which nothing comes: one that is closed in the moment in which
+# its client uses it again loses that request, so who is busy gets an answer that says close first.
+_LEAVE_S = 2.0
+
+
+class _State(ServerState):
+    """What uvicorn's connections share, and whether the server leaves."""
+
+    is_leaving = False
 
 
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers: the whole server has one way to end."""
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.server_state = _State()
+        # Until it listens.
+        self.servers = []
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    @property
+    def num_connections(self) -> int:
+        """Open connections."""
+        return len(self.server_state.connections)
+
+    def leave(self) -> None:
+        """Accept no connection any more, and end each that is there after its next answer."""
+        cast(_State, self.server_state).is_leaving = True
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            cast(Connection, connection).leave()
 
 
 class Connection(HttpToolsProtocol):
@@ -90,24 +102,30 @@ class Connection(HttpToolsProtocol):
     limits: ServerConfig
     _head_timer: asyncio.TimerHandle | None = None
     _linger_timer: asyncio.TimerHandle | None = None
+    _leave_timer: asyncio.TimerHandle | None = None
     _num_head_bytes = 0
+    _is_in_head = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         # Requests whose answers are not complete, in the order of their answers; the first one runs.
         self._cycles: deque[RequestResponseCycle] = deque()
         self._wire = transport
-        self._writer = _Transport(transport, self._close, self.loop, self.limits.write_stall_s)
+        self._writer = Transport(transport, self._close, self.loop, self.limits.write_stall_s)
         super().connection_made(self._writer)  # type: ignore[arg-type]
         if len(self.connections) > self.limits.num_connections_max:
             self.transport.write(_answer(503, "Too many connections.", "Retry-After: 1\r\n"))
             self.transport.close()
         else:
             self._start_head_timer()
+            if self._is_leaving:
+                # Accepted just before.
+                self.leave()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
-        if self._linger_timer is not None:
-            self._linger_timer.cancel()
+        for timer in (self._linger_timer, self._leave_timer):
+            if timer is not None:
+                timer.cancel()
         self._writer.stop()
         # uvicorn tells only the last request, and that wakes who waits to write: all have to know before.
         self._disconnect_all()
@@ -124,6 +142,7 @@ class Connection(HttpToolsProtocol):
             # As in _count_head.
             raise ValueError("too many requests at once")
         self._num_head_bytes = 0
+        self._is_in_head = True
         self._start_head_timer()
         super().on_message_begin()
         # For a reader that stalls: closing would wait for its buffer for ever.
@@ -139,8 +158,11 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._stop_head_timer()
+        self._is_in_head = False
         super().on_headers_complete()
         self._cycles.append(self.cycle)
+        if self._is_leaving:
+            self.cycle.keep_alive = False
 
     def send_400_response(self, msg: str) -> None:
         if len(self._cycles) >= _NUM_CYCLES_MAX:
@@ -151,6 +173,23 @@ class Connection(HttpToolsProtocol):
         else:
             self.transport.write(_answer(400, msg))
         self._linger()
+
+    def leave(self) -> None:
+        """Close after the last answer that is owed; where none is, after the next one or a while of silence."""
+        self._drop_complete()
+        if self._cycles:
+            self._cycles[-1].keep_alive = False
+        elif not self._is_in_head:
+            self._leave_timer = self.loop.call_later(_LEAVE_S, self._close_if_idle)
+
+    @property
+    def _is_leaving(self) -> bool:
+        return cast(_State, self.server_state).is_leaving
+
+    def _close_if_idle(self) -> None:
+        self._drop_complete()
+        if not self._cycles and not self._is_in_head:
+            self._wire.close()
 
     def _close(self) -> None:
         """Close for good, or linger first where an answer came before the end of its request."""
@@ -209,63 +248,6 @@ class Connection(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-
-
-class _Transport:
-    """A connection's transport with another way to close, and an end to what nobody reads.
-
-    Aborted once its buffer holds something of which the client takes nothing for `stall_s`, closing
-    or not: a close waits for the buffer, for ever if need be.
-    """
-
-    def __init__(
-        self, wire: asyncio.Transport, close: Callable[[], None], loop: asyncio.AbstractEventLoop, stall_s: float
-    ) -> None:
-        self._wire = wire
-        self._close = close
-        self._is_closing = False
-        self._loop = loop
-        self._stall_s = stall_s
-        self._timer: asyncio.TimerHandle | None = None
-        self._num_written = self._num_taken = 0
-        self._taken_at_s = 0.0
-
-    def write(self, data: bytes) -> None:
-        self._wire.write(data)
-        self._num_written += len(data)
-        if self._timer is None and (num_bytes := self._wire.get_write_buffer_size()):
-            self._num_taken = self._num_written - num_bytes
-            self._taken_at_s = self._loop.time()
-            self._timer = self._loop.call_later(self._stall_s / 4, self._check_stall)
-
-    def stop(self) -> None:
-        """The connection is gone."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _check_stall(self) -> None:
-        self._timer = None
-        num_bytes = self._wire.get_write_buffer_size()
-        if not num_bytes:
-            return
-        now_s = self._loop.time()
-        # Not the buffer alone: it may grow while the client reads.
-        if self._num_written - num_bytes > self._num_taken:
-            self._num_taken, self._taken_at_s = self._num_written - num_bytes, now_s
-        elif now_s - self._taken_at_s >= self._stall_s:
-            self._wire.abort()
-            return
-        self._timer = self._loop.call_later(self._stall_s / 4, self._check_stall)
-
-    def close(self) -> None:
-        self._is_closing = True
-        self._close()
-
-    def is_closing(self) -> bool:
-        return self._is_closing or self._wire.is_closing()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._wire, name)
 
 
 def _answer(status: int, message: str, headers: str = "") -> bytes:

@@ -16,11 +16,23 @@ T = TypeVar("T")
 
 
 class Stoppable(Protocol):
-    """A server: runs until it is stopped, and reads its config again when told."""
+    """A server: runs until it is stopped or replaced, and reads its config again when told."""
 
     async def run(self) -> int: ...
     def stop(self) -> None: ...
-    def reload(self) -> None: ...
+    def hand_over(self) -> None: ...
+    def reload(self) -> str | None: ...
+
+
+class Hangup:
+    """Remembers a SIGHUP that comes before the server can heed it. Owner: the main thread."""
+
+    def __init__(self) -> None:
+        self.was_asked = False
+        signal.signal(signal.SIGHUP, self._note)
+
+    def _note(self, *_: object) -> None:
+        self.was_asked = True
 
 
 def leave(code: int) -> None:
@@ -53,8 +65,8 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def run_with_signals(server: Stoppable) -> int:
-    """Drain on the first SIGTERM or SIGINT, leave on the second, reload on SIGHUP."""
+async def run_with_signals(server: Stoppable, hangup: Hangup | None = None) -> int:
+    """Drain on the first SIGTERM or SIGINT, leave on the second, reload on SIGHUP, hand over on SIGUSR1."""
     loop = asyncio.get_running_loop()
     num_asked = 0
 
@@ -68,4 +80,7 @@ async def run_with_signals(server: Stoppable) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ask)
     loop.add_signal_handler(signal.SIGHUP, server.reload)
+    loop.add_signal_handler(signal.SIGUSR1, server.hand_over)
+    if hangup is not None and hangup.was_asked:
+        server.reload()
     return await server.run()

@@ -2,28 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
 
+from lqs.api.services import Services
 from lqs.config import Config
-from lqs.errors import ConfigError
+from lqs.errors import ConfigError, StartError
 from lqs.settings import check_together
 
 # Built once: sockets, models, device slots, the pool, the log.
-_FIXED = ("server", "model", "engine", "prompts", "refusals", "alerts", "log")
+_FIXED = ("server", "model", "models", "engine", "prompts", "refusals", "alerts", "log")
 # The shape of the table, and what the scheduler's thread was started with.
 _SHAPE = ("levels", "table_capacity")
 _FIXED_QUEUE = (
     *("aging_step_s", "aged_every", "bypass_max", "bypass_s", "fine_level", "short_tokens_max", "long_tokens_min"),
     *("lane_weights", "lane_share_mins", "lane_sequences", "lane_ctx"),
 )
-_FIXED_PLACEMENT = ("policy", "lanes", "prefix_margin", "prefix_tokens_min")
+_FIXED_PLACEMENT = ("policy", "lanes", "prefix_margin", "prefix_tokens_min", "nvml_s")
 _FIXED_KEYS = ("file", "num_keys_max")
 
 
 _S = TypeVar("_S", bound=msgspec.Struct)
+
+
+class Reloader:
+    """Reads keys and limits again while the server runs. `read` reads the config. Owner: the event loop."""
+
+    def __init__(self, services: Services, read: Callable[[], Config]) -> None:
+        self._services = services
+        self._read = read
+
+    def reload(self) -> str | None:
+        """Take over what may change; what is wrong with what was read is logged, returned, and changes nothing."""
+        services = self._services
+        log, keys = services.log, services.keys
+        try:
+            config, waiting = taken_over(services.config, self._read())
+            services.models.check_limits(config)
+            keys.reload(config)
+        except StartError as error:
+            log.error("reload failed, nothing changed", reason=str(error))
+            return str(error)
+        services.gate.reload(config)
+        services.models.set_weights(config)
+        log.info("reloaded", keys=keys.num_keys)
+        if waiting:
+            log.warning("some changes wait for a restart", settings=",".join(waiting))
+        if keys.is_guarded and not keys.num_keys:
+            log.warning("nobody can come in: the key file is missing or empty", file=config.keys.file)
+        return None
 
 
 def taken_over(started: Config, read: Config) -> tuple[Config, list[str]]:

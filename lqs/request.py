@@ -163,6 +163,7 @@ class Request:
     tokens_max: int = 0  # A limit of tokens has no more; bounds an answer whose length is not asked for. 0: none.
     charge: Charge | None = None  # What its limits were charged, until it is settled.
     holds_permit: bool = False  # A place in its class is taken and not yet handed to the core.
+    models_held: tuple[int, ...] = ()  # Numbers of the models that stay in memory for it.
     # Filled in by scheduling.
     handle: int | None = None
     model_index: int = 0  # The core's number of `model`.

@@ -7,18 +7,17 @@ misspelt limit that is ignored in silence is worse than a server that does not s
 from __future__ import annotations
 
 import difflib
-import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
 
 from lqs.config import CTX_MIN, Config, is_loopback
+from lqs.config_file import read_tree
 from lqs.config_limits import LimitConfig, limit_rules
+from lqs.config_models import ModelConfig, model_rules
 from lqs.config_tiers import TierConfig
 from lqs.errors import ConfigError
 from lqs.wording import in_words, offer, pattern_in_words
@@ -27,13 +26,11 @@ _ENV_PREFIX = "LQS_"
 # NAME=VALUE of what is called LQS_* and is no setting: where models are, the key of `lqs chat`, the
 # switches of builds and tests, and what Kubernetes sets for a service named lqs.
 _NOT_SETTINGS = re.compile(
-    r"LQS_(MODELS_DIR|API_KEY|EXTENSIONS|NATIVE|DEBUG|COVERAGE|ANNOTATE|SANITIZE|STRESS_ITEMS|TEST_\w+)="
+    r"LQS_(MODELS_DIR|API_KEY|SUPERVISOR|EXTENSIONS|NATIVE|DEBUG|COVERAGE|ANNOTATE|SANITIZE|STRESS_ITEMS|TEST_\w+)="
     r"|LQS_SERVICE_(HOST|PORT)|LQS_PORT_\d|LQS_PORT=\w+://"
 )
 # Sections of tables that the operator names, and what such a table holds.
-NAMED: dict[str, type[Struct]] = {"tiers": TierConfig, "limits": LimitConfig}
-# Settings that name a file; in the TOML file they are seen from its folder.
-_FILES = (("model", "path"), ("model", "chat_template"), ("model", "fallback"), ("keys", "file"))
+NAMED: dict[str, type[Struct]] = {"tiers": TierConfig, "limits": LimitConfig, "models": ModelConfig}
 
 
 class Setting(NamedTuple):
@@ -56,7 +53,7 @@ def load(
 
     Raises ConfigError that names the key.
     """
-    tree = _read(path) if path else {}
+    tree = read_tree(path) if path else {}
     _lay_over(tree, _from_env(env or {}))
     _lay_over(tree, flags or {})
     _check_names(tree)
@@ -111,27 +108,6 @@ def _bound(meta: Meta) -> str:
     if meta.pattern is not None:
         words.append(pattern_in_words(meta.pattern))
     return ", ".join(words)
-
-
-def _read(path: str) -> dict[str, Any]:
-    """The file as a tree of plain values, the files that it names as seen from here."""
-    try:
-        tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is not TOML: {error}.") from None
-    for section, key in _FILES:
-        table = tree.get(section)
-        if isinstance(table, dict) and _is_relative(table.get(key)):
-            table[key] = str(Path(path).parent / table[key])
-    return tree
-
-
-def _is_relative(name: Any) -> bool:
-    """Whether a value is a path from the file's folder; a model's bare name is none."""
-    is_path = isinstance(name, str) and (os.sep in name or "." in name)
-    return is_path and not name.startswith((os.sep, "~"))
 
 
 def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
@@ -264,7 +240,7 @@ def check_together(config: Config) -> None:
             f"queue.caps: give one number, or one for each of the {num_levels} classes.",
         ),
         (
-            queue.total + config.num_models * len(engine.devices) * engine.parallel <= queue.table_capacity,
+            queue.total + config.num_sequences <= queue.table_capacity,
             "queue.table_capacity: must hold queue.total and every sequence of every device slot.",
         ),
         (
@@ -272,6 +248,7 @@ def check_together(config: Config) -> None:
             "engine.out_buffer_bytes: must be a power of two.",
         ),
         *config.placement.rules(engine.devices),
+        *model_rules(config.model, config.models),
         (engine.ctx == 0 or engine.ctx >= CTX_MIN, f"engine.ctx: must be 0 or at least {CTX_MIN}."),
         # A step must have room for one token of every running sequence.
         (engine.n_batch >= engine.parallel, "engine.n_batch: must be at least engine.parallel."),

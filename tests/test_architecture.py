@@ -25,22 +25,33 @@ FLOORS = (
     {"cli"},
     {"commands"},
     {"simulate"},
-    {"serve", "listen", "collector", "process", "guard", "reload"},
+    {"serve", "supervise", "collector", "process", "guard", "reload", "cards", "load_watch", "machinery"},
+    {"leave"},
+    {"listen"},
+    {"transport", "sockets", "parent", "lineage"},
     {"api"},
     {"admission"},
     {"scheduling"},
-    {"placement", "engine", "streaming"},
+    {"engine", "streaming"},
+    {"placement"},
     {"observe"},
     {"settings"},
-    {"request", "config", "wording", "plain"},
-    {"overflow", "config_engine", "config_health", "config_limits", "config_placement", "config_tiers", "protection"},
+    {"request", "config", "config_file", "wording", "plain"},
+    {
+        *("overflow", "config_engine", "config_health", "config_limits", "config_models", "config_placement"),
+        *("config_tiers", "protection"),
+    },
     {"errors", "describe"},
     {"_engine"},
     {"_core"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Read as one part although they are several files.
-NEIGHBOURS = {("serve", name) for name in ("listen", "collector", "process", "guard", "reload")}
+NEIGHBOURS = {
+    *(("serve", name) for name in ("collector", "process", "guard", "reload", "load_watch", "machinery")),
+    ("machinery", "cards"),
+    ("machinery", "process"),
+}
 
 # Each foreign library comes in by one door.
 DOORS = {

@@ -13,8 +13,9 @@ import pytest
 import uvloop
 
 from lqs.config import LogConfig, ServerConfig
-from lqs.listen import _NUM_CYCLES_MAX, HttpServer, bind, make_http
+from lqs.listen import _NUM_CYCLES_MAX, HttpServer, make_http
 from lqs.observe.log import Log
+from lqs.sockets import bind
 
 LIVEZ = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
 LONG = b"POST /long HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"

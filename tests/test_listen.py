@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import io
 import socket
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
+from lqs import listen
 from lqs.config import LogConfig, ServerConfig
 from lqs.errors import StartError
-from lqs.listen import HttpServer, bind, make_http, url_of
+from lqs.listen import HttpServer, make_http, url_of
 from lqs.observe.log import Log
+from lqs.sockets import bind
 
 
 class Wire(asyncio.Transport):
@@ -48,6 +52,16 @@ class Wire(asyncio.Transport):
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
+
+
+def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run a coroutine test in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **fixtures: Any) -> None:
+        asyncio.run(test(*args, **fixtures))  # type: ignore[arg-type]
+
+    return run
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -214,3 +228,86 @@ def test_the_address_that_is_shown_can_be_opened(host: str, url: str) -> None:
 def test_uvicorn_leaves_signals_alone() -> None:
     with http_for(ServerConfig()).capture_signals():
         pass
+
+
+class Leaving:
+    """A server with one connection, the first request of which is answered when the test says so."""
+
+    def __init__(self) -> None:
+        self.answer = asyncio.Event()
+        self.http = make_http(self._make_app(), ServerConfig(), Log(LogConfig(), io.StringIO()), close_s=1)
+        self.http.config.load()
+        self.connection, self.wire = connect(self.http)
+
+    def _make_app(self) -> Callable[..., Awaitable[None]]:
+        async def answered(scope: Any, receive: Any, send: Any) -> None:
+            await self.answer.wait()
+            await app(scope, receive, send)
+
+        return answered
+
+    async def ask(self) -> None:
+        self.connection.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        await asyncio.sleep(0)
+
+
+@in_a_loop
+async def test_a_server_that_leaves_ends_a_connection_with_its_answer() -> None:
+    at = Leaving()
+    await at.ask()
+    at.http.leave()
+    assert not at.wire.closed
+    at.answer.set()
+    await asyncio.gather(*at.connection.tasks)
+    assert at.wire.written.startswith(b"HTTP/1.1 204")
+    assert b"connection: close" in at.wire.written
+    assert at.wire.closed
+
+
+@in_a_loop
+async def test_a_server_that_leaves_answers_once_more_on_an_idle_connection() -> None:
+    at = Leaving()
+    at.answer.set()
+    await at.ask()
+    await asyncio.gather(*at.connection.tasks)
+    assert b"connection: close" not in at.wire.written
+    at.http.leave()
+    assert not at.wire.closed
+    at.wire.written = b""
+    at.answer.clear()
+    await at.ask()
+    # What it would have been closed for by now came to nothing.
+    at.connection._close_if_idle()
+    assert not at.wire.closed
+    at.answer.set()
+    await asyncio.gather(*at.connection.tasks)
+    assert b"connection: close" in at.wire.written
+    assert at.wire.closed
+
+
+@in_a_loop
+async def test_a_server_that_leaves_closes_what_stays_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listen, "_LEAVE_S", 0)
+    at = Leaving()
+    at.http.leave()
+    # Accepted before and announced after.
+    other, wire = connect(at.http)
+    await asyncio.sleep(0.01)
+    assert (at.wire.closed, wire.closed) == (True, True)
+    other.connection_lost(None)
+    assert at.http.num_connections == 1
+
+
+@in_a_loop
+async def test_a_head_that_is_on_its_way_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listen, "_LEAVE_S", 0)
+    at = Leaving()
+    at.answer.set()
+    at.connection.data_received(b"GET / HTTP/1.1\r\nho")
+    at.http.leave()
+    at.connection._close_if_idle()
+    assert not at.wire.closed
+    at.connection.data_received(b"st: x\r\n\r\n")
+    await asyncio.gather(*at.connection.tasks)
+    assert b"connection: close" in at.wire.written
+    at.connection.connection_lost(None)

@@ -159,7 +159,7 @@ LIMIT = "[limits.a]\namount = 10\n"
         ("[tiers.a]\nweight = 2.0", "tiers.a: level is missing."),
         ("port = 1", "port: there is no such section; did you mean server.port?"),
         ("threads = 1", "threads: there is no such section; did you mean engine.threads or prompts.threads?"),
-        ("[server]\nctx = 1", "server.ctx: there is no such setting; did you mean engine.ctx?"),
+        ("[server]\nctx = 1", "server.ctx: there is no such setting; did you mean model.ctx or engine.ctx?"),
         ("[log]\nformat = 'xml'", "log.format: must be one of text, json."),
         ("[queue]\nlevels = ['A']", "queue.levels[0]: must be small letters, digits and _, a letter first."),
         ("[queue]\nlevels = 'a'", "queue.levels: must be a list, not text."),

@@ -14,7 +14,7 @@ from lqs.settings import NAMED, Setting, settings
 
 REPOSITORY = Path(__file__).parents[1]
 PAGE = REPOSITORY / "docs" / "operating.md"
-METRICS = [REPOSITORY / "lqs" / "observe" / name for name in ("metrics.py", "families.py", "tables.py")]
+METRICS = [REPOSITORY / "lqs" / "observe" / name for name in ("metrics.py", "families.py", "tables.py", "gpus.py")]
 
 
 def settings_table() -> Iterator[str]:

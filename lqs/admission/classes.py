@@ -6,9 +6,14 @@ that is close; one lower while the load is high, unless it is of the best class.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from lqs.config import QueueConfig
 from lqs.errors import BadRequest
 from lqs.request import NS_PER_S, Lane, Request
+
+if TYPE_CHECKING:
+    from lqs.engine.served import Served
 
 # Looked up in the enum each time they cost more than all else that sorts a request.
 _SHORT, _LONG = Lane
@@ -69,3 +74,9 @@ class Classes:
             case "flex":
                 return min(tenant.level + 1, self._lowest)
         raise BadRequest("service_tier must be one of auto, default, flex and priority.", param="service_tier")
+
+
+def num_tokens_min(request: Request, served: Served) -> int:
+    """What it takes at least, prompt and answer together, as far as that shows before its prompt is made."""
+    ceiling = served.config.max_tokens_max or request.max_tokens or 1
+    return min(1 + min(request.max_tokens or 1, ceiling), served.n_ctx)

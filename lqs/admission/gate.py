@@ -16,9 +16,10 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from lqs.admission.classes import Classes
+from lqs.admission.classes import Classes, num_tokens_min
 from lqs.admission.deadlines import set_latest_start, set_limits
 from lqs.admission.degrade import Degrader
+from lqs.admission.holds import Holds
 from lqs.admission.limits import Limiters
 from lqs.admission.prompts import Prompts
 from lqs.config import Config
@@ -31,12 +32,14 @@ from lqs.errors import (
     PromptTooLong,
     RequestRefused,
 )
-from lqs.request import NS_PER_S, PromptSource, Request, RequestState, Sink
+from lqs.request import NS_PER_S, Outcome, PromptSource, Request, RequestState, Sink
 from lqs.scheduling.desk import Desk
+from lqs.scheduling.drains import Drains
 from lqs.scheduling.entrance import NoPlace
 
 if TYPE_CHECKING:
     from lqs._core import Work
+    from lqs.admission.fleet import Fleet
     from lqs.engine.served import Served
     from lqs.engine.slots import Models
 
@@ -57,7 +60,7 @@ _SPREAD = 1.25
 class Gate:
     """Lets requests in or refuses them.
 
-    `service_s` says how long a request is expected to run, in seconds; absent: as the latest did.
+    `fleet` brings models; absent: all are there. `service_s` tells how long a request may run; absent: as the latest.
 
     Owner: the event loop.
     """
@@ -70,6 +73,7 @@ class Gate:
         models: Models,
         prompts: Prompts,
         limits: Limiters | None = None,
+        fleet: Fleet | None = None,
         rng: random.Random | None = None,
         service_s: Callable[[Request], float] | None = None,
     ) -> None:
@@ -77,10 +81,12 @@ class Gate:
         self._desk = desk
         self._models = models
         self._prompts = prompts
+        self._holds = Holds(fleet)
         self._classes = Classes(config.queue)
         self.degrader = Degrader(config, desk=desk, models=models)
+        self.drains = Drains(desk, config.server.drain_s)
         self._limits = limits or Limiters(config)
-        desk.when_over(self._limits.over)
+        desk.when_over(self._over)
         self._rng = rng or random.Random()
         self._service_s = service_s or desk.service_s
         self._drained_at_ns: int | None = None
@@ -107,25 +113,32 @@ class Gate:
     async def _admit(self, request: Request, source: PromptSource, sink: Sink) -> None:
         try:
             served = await self.enter(request, time.monotonic_ns())
-            work, served = await self._work(request, source, served)
-            num_expected = self._desk.expected_completion(request, served.index)
-            if self._config.engine.grows_kv:
-                request.kv_tokens = request.num_prompt_tokens + num_expected
-            self._classes.assign_lane(request, self._desk.border_tokens, num_expected)
-            self._limits.charge_work(request, patience_ns=request.expire_ns - time.monotonic_ns())
-            await self._wait_turn(request)
-            set_latest_start(request, self._config.queue, self._desk.pace(served.index), num_expected)
-            if self._shut.is_set():
-                raise self._draining(request, time.monotonic_ns())
-            self._desk.submit(request, work, sink, model=served.index)
+            await self._holds.take(request, served)
+            await self._submit(request, source, sink, served)
         except asyncio.CancelledError:
+            self._holds.give_back(request)
             self._limits.refund(request)
             self._desk.abandon(request)
             raise
         except BaseException:
+            self._holds.give_back(request)
             self._limits.refund(request)
             self._desk.leave(request)
             raise
+
+    async def _submit(self, request: Request, source: PromptSource, sink: Sink, served: Served) -> None:
+        """Make the prompt, charge what it costs, hand it to the scheduler."""
+        work, served = await self._work(request, source, served)
+        num_expected = self._desk.expected_completion(request, served.index)
+        if self._config.engine.grows_kv:
+            request.kv_tokens = request.num_prompt_tokens + num_expected
+        self._classes.assign_lane(request, self._desk.border_tokens, num_expected)
+        self._limits.charge_work(request, patience_ns=request.expire_ns - time.monotonic_ns())
+        await self._wait_turn(request)
+        set_latest_start(request, self._config.queue, self._desk.pace(served.index), num_expected)
+        if self._shut.is_set() or self.drains.is_closed(served.index):
+            raise self._draining(request, time.monotonic_ns())
+        self._desk.submit(request, work, sink, model=served.index)
 
     async def enter(self, request: Request, now_ns: int) -> Served:
         """Take a place in the request's class. Raises NotFound, RequestRefused."""
@@ -135,7 +148,7 @@ class Gate:
         if request.expire_ns <= now_ns:
             raise self._refusal(request, "queue_timeout", "Its time was over when it came.", RETRY_AFTER_S_MIN)
         self._limits.enter(
-            request, num_tokens_min=_num_tokens_min(request, served), patience_ns=request.expire_ns - now_ns
+            request, num_tokens_min=num_tokens_min(request, served), patience_ns=request.expire_ns - now_ns
         )
         load = self._desk.entrance.load()
         self._classes.assign(request, load=load, service_s=self._service_s(request))
@@ -171,7 +184,9 @@ class Gate:
             return "draining"
         if self._models.is_loading:
             return "model_loading"
-        return None if self._models.has_healthy_device else "no_device"
+        if not self._models.has_healthy_device:
+            return "no_device"
+        return "draining" if self._are_all_closed() else None
 
     async def tokenize(self, served: Served, text: str, *, add_special: bool, parse_special: bool) -> array[int]:
         """The tokens of a text, made in the pool."""
@@ -201,18 +216,37 @@ class Gate:
                 param="model",
                 code="model_not_found",
             )
+        # One on demand is waited for, or that says why it does not come.
+        if served.is_absent or (served.is_loading and served.is_on_demand):
+            return served
         if served.is_loading:
             wait_s = served.load_time_left_s(now_ns)
             raise self._refusal(request, "model_loading", "The model is loading.", self._spread(wait_s))
         if not served.has_healthy_device:
             message = "No device can serve the model just now."
             raise self._refusal(request, "no_device", message, self._spread(_NO_DEVICE_RETRY_S))
+        if self.drains.is_closed(served.index):
+            request.model_index = served.index
+            raise self._draining(request, now_ns)
         return served
+
+    def _over(self, request: Request, outcome: Outcome | None) -> None:
+        """A submitted request is over."""
+        self._holds.give_back(request)
+        self._limits.over(request, outcome)
+
+    def _are_all_closed(self) -> bool:
+        """Whether an operator has drained every model."""
+        if not self.drains.has_closed:
+            return False
+        served = (self._models.find(name) for name in self._models.names())
+        return all(each is None or self.drains.is_closed(each.index) for each in served)
 
     async def _work(self, request: Request, source: PromptSource, served: Served) -> tuple[Work, Served]:
         """The prompt for whoever is to answer, the model that was asked for or its fallback."""
         instead = self.degrader.choose(request, source, served)
-        if instead is not None:
+        if instead is not None and not self.drains.is_closed(instead[1].index):
+            await self._holds.take(request, instead[1])
             try:
                 work = await self._prepare(request, *instead)
             except (BadRequest, PromptTooLong):
@@ -250,8 +284,10 @@ class Gate:
         return self._refusal(request, no_place.reason, message, wait_s)
 
     def _draining(self, request: Request, now_ns: int) -> RequestRefused:
-        begun_ns = now_ns if self._drained_at_ns is None else self._drained_at_ns
-        left_s = self._config.server.drain_s - (now_ns - begun_ns) / NS_PER_S
+        if self._drained_at_ns is None:
+            left_s = self.drains.left_s(request.model_index, now_ns)
+            return self._refusal(request, "draining", "The model takes no requests just now.", self._spread(left_s))
+        left_s = self._config.server.drain_s - (now_ns - self._drained_at_ns) / NS_PER_S
         return self._refusal(request, "draining", "The server is shutting down.", self._spread(left_s))
 
     def _refusal(self, request: Request, reason: str, message: str, wait_s: float) -> RequestRefused:
@@ -262,9 +298,3 @@ class Gate:
         """A time at which nobody was promised anything, drawn out so that not all return at once."""
         bounded_s = min(max(wait_s, RETRY_AFTER_S_MIN), RETRY_AFTER_S_MAX / _SPREAD)
         return bounded_s * self._rng.uniform(1.0, _SPREAD)
-
-
-def _num_tokens_min(request: Request, served: Served) -> int:
-    """What it takes at least, prompt and answer together, as far as that shows before its prompt is made."""
-    ceiling = served.config.max_tokens_max or request.max_tokens or 1
-    return min(1 + min(request.max_tokens or 1, ceiling), served.n_ctx)

@@ -153,8 +153,10 @@ class LimitTable:
 
 
 def _is_meant(limit: LimitConfig, request: Request) -> bool:
-    asked = ((limit.tiers, request.tenant.tier), (limit.models, request.model), (limit.routes, request.route))
-    return all(not chosen or value in chosen for chosen, value in asked)
+    # A model is meant by its full name, or by the one that all its versions have.
+    is_model = not limit.models or not {request.model, request.model.partition("@")[0]}.isdisjoint(limit.models)
+    asked = ((limit.tiers, request.tenant.tier), (limit.routes, request.route))
+    return is_model and all(not chosen or value in chosen for chosen, value in asked)
 
 
 def _whom(limit: LimitConfig, request: Request) -> str:

@@ -26,6 +26,12 @@ class AlertList:
 
 
 def check_admin(scope: Scope) -> None:
-    """Raise Forbidden unless the key is an admin's; where no key is configured, everybody is one."""
+    """Raise Forbidden unless the key is an admin's; where no key is configured, everybody is one but web pages.
+
+    A browser lets any page send such a call to this machine, and says where the page is from.
+    """
     if not tenant_of(scope).is_admin:
         raise Forbidden("This path wants an admin key: lqs keys add --admin.")
+    names = {name for name, _ in scope["headers"]}
+    if b"origin" in names and b"authorization" not in names:
+        raise Forbidden("A web page needs an admin key for this path.")

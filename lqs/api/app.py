@@ -11,8 +11,11 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lqs.api.admin import AlertList
+from lqs.api.admin_models import admin_model_routes
 from lqs.api.chat import Chat
 from lqs.api.completions import Completions
+from lqs.api.control import ControlDrain, ControlReload, ControlRestart
+from lqs.api.devices import DeviceDrain, DeviceList, DeviceWeight
 from lqs.api.generate import Generator
 from lqs.api.health import Health, Livez, MetricsPage, Readyz
 from lqs.api.live import Live
@@ -21,6 +24,7 @@ from lqs.api.middleware.body import BodyMiddleware
 from lqs.api.middleware.cors import CorsMiddleware
 from lqs.api.middleware.refusal import RefusalMiddleware
 from lqs.api.middleware.trace import TraceMiddleware
+from lqs.api.model_drain import ModelDrain
 from lqs.api.models import ModelInfo, ModelList
 from lqs.api.requests import RequestInfo
 from lqs.api.services import Services
@@ -66,8 +70,28 @@ def routes(services: Services) -> list[BaseRoute]:
         Route("/livez", Livez(), methods=["GET"]),
         Route("/readyz", Readyz(services), methods=["GET"]),
         Route("/health", Health(services), methods=["GET"]),
+        *admin_model_routes(services),
         Route("/admin/alerts", AlertList(services), methods=["GET"]),
+        *_admin_routes(services),
         Route("/metrics", MetricsPage(services), methods=["GET"]),
+    ]
+
+
+def _admin_routes(services: Services) -> list[BaseRoute]:
+    """Return what changes the running server, and what shows its device slots."""
+    posts: dict[str, ASGIApp] = {
+        "/admin/devices/{slot}/drain": DeviceDrain(services),
+        "/admin/devices/{slot}/undrain": DeviceDrain(services, undrain=True),
+        "/admin/devices/{slot}/weight": DeviceWeight(services),
+        "/admin/models/{model:path}/drain": ModelDrain(services),
+        "/admin/models/{model:path}/undrain": ModelDrain(services, undrain=True),
+        "/admin/drain": ControlDrain(services),
+        "/admin/reload": ControlReload(services),
+        "/admin/restart": ControlRestart(services),
+    }
+    return [
+        Route("/admin/devices", DeviceList(services), methods=["GET"]),
+        *(Route(path, app, methods=["POST"]) for path, app in posts.items()),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from lqs.api.replies import chat_reply
 from lqs.api.services import Services
 from lqs.api.wire import ChatBody, read
 from lqs.errors import BadRequest, RequestRefused
-from lqs.request import PromptSource
+from lqs.request import PromptSource, Segment
 from lqs.streaming.sse import ChatFrames
 
 if TYPE_CHECKING:
@@ -62,12 +63,14 @@ def prompt_source(body: ChatBody, served: Served) -> PromptSource:
     Raises BadRequest for messages that are wrong, and where the model has no usable template.
     """
     messages = messages_of(body)
-    render = partial(
-        template_of(served).render,
-        messages,
-        continue_final=continues_final(body),
-        variables=variables_of(body),
-    )
+    # Of one that is loaded only now the template is not known yet.
+    template = None if served.is_absent else template_of(served)
+    continue_final, variables = continues_final(body), variables_of(body)
+
+    def render() -> Sequence[Segment]:
+        known = template or template_of(served)
+        return known.render(messages, continue_final=continue_final, variables=variables)
+
     return PromptSource(render=render, num_bytes_min=num_text_bytes_min(messages), remake=partial(prompt_source, body))
 
 

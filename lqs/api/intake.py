@@ -38,15 +38,36 @@ async def read_body(receive: Receive) -> bytes:
 
 
 def find_served(models: Models, scope: Scope, name: str | None) -> Served:
-    """Return the model that is asked for: by path, else by the body, else the first. Raises NotFound."""
-    wanted = scope.get("path_params", {}).get("model") or name or models.names()[0]
-    served = models.find(wanted)
+    """Return the model that is asked for: by path, else by the body, else the first. Raises NotFound.
+
+    Of several versions behind a name it is the one whose turn it is, unless `x-lqs-model-version` names one.
+    """
+    wanted = _named_in_path(scope) or name
+    version = _version_of(scope)
+    served = models.route(wanted, version)
     if served is None:
-        shown = wanted[:MODEL_CHARS_SHOWN]
-        raise NotFound(
-            f"There is no model {shown!r} here; GET /v1/models lists them.", param="model", code="model_not_found"
-        )
+        raise no_such_model((wanted or models.names()[0]) + (f"@{version}" if version else ""))
     return served
+
+
+def no_such_model(name: str) -> NotFound:
+    """Return what is raised for a model that is not served."""
+    return NotFound(
+        f"There is no model {name[:MODEL_CHARS_SHOWN]!r} here; GET /v1/models lists them.",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def _named_in_path(scope: Scope) -> str | None:
+    name: str | None = scope.get("path_params", {}).get("model")
+    return name
+
+
+def _version_of(scope: Scope) -> str:
+    """Return the version that the header asks for; empty if there is none, or more than one header."""
+    values = [value for name, value in scope["headers"] if name == b"x-lqs-model-version"]
+    return values[0].decode("latin-1")[:MODEL_CHARS_SHOWN] if len(values) == 1 else ""
 
 
 def read_timeout_of(scope: Scope) -> float | None:

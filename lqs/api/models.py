@@ -8,7 +8,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from lqs.api.errors import send_json
-from lqs.api.intake import find_served
+from lqs.api.intake import no_such_model
 from lqs.api.services import Services
 
 if TYPE_CHECKING:
@@ -34,7 +34,10 @@ class ModelInfo:
         self._models = services.models
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        served = find_served(self._models, scope, None)
+        name = scope["path_params"]["model"]
+        served = self._models.find(name)
+        if served is None:
+            raise no_such_model(name)
         await send_json(send, msgspec.json.encode(_shape(served)))
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lqs.admission.fleet import Fleet
     from lqs.admission.gate import Gate
     from lqs.admission.keys import KeyRing
     from lqs.config import Config
@@ -14,6 +16,19 @@ if TYPE_CHECKING:
     from lqs.observe.log import Log
     from lqs.observe.metrics import Metrics
     from lqs.scheduling.desk import Desk
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What an admin may ask of the process.
+
+    `drain` begins to end it. `reload` reads keys and limits again and says what is wrong with them, None if
+    nothing. `restart` asks whoever keeps the socket for a successor; False if nobody does.
+    """
+
+    drain: Callable[[], None]
+    reload: Callable[[], str | None]
+    restart: Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +43,5 @@ class Services:
     metrics: Metrics
     alerts: Alerts
     log: Log
+    fleet: Fleet
+    control: Control

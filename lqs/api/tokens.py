@@ -37,13 +37,14 @@ class Tokenize:
         if len(body.content.encode(errors="replace")) > TEXT_BYTES_MAX:
             raise BodyTooLarge(f"content may have at most {TEXT_BYTES_MAX} bytes.", param="content")
         served = find_served(services.models, scope, body.model)
-        ids = await services.gate.tokenize(
-            served, body.content, add_special=body.add_special, parse_special=body.parse_special
-        )
-        if body.with_pieces and len(ids) > IDS_MAX:
-            message = f"with_pieces tells at most {IDS_MAX} tokens; content has {len(ids)}."
-            raise BodyTooLarge(message, param="content")
-        answer = await services.gate.run(_tokens_json, served.loaded, ids, with_pieces=body.with_pieces)
+        async with services.fleet.use(served):
+            ids = await services.gate.tokenize(
+                served, body.content, add_special=body.add_special, parse_special=body.parse_special
+            )
+            if body.with_pieces and len(ids) > IDS_MAX:
+                message = f"with_pieces tells at most {IDS_MAX} tokens; content has {len(ids)}."
+                raise BodyTooLarge(message, param="content")
+            answer = await services.gate.run(_tokens_json, served.loaded, ids, with_pieces=body.with_pieces)
         await send_json(send, answer)
 
 
@@ -66,7 +67,8 @@ class Detokenize:
         if not all(0 <= token <= TOKENS_MAX for token in body.tokens):
             raise BadRequest("tokens has a number that is not a token id.", param="tokens")
         served = find_served(services.models, scope, body.model)
-        text = await services.gate.detokenize(served, array("i", body.tokens))
+        async with services.fleet.use(served):
+            text = await services.gate.detokenize(served, array("i", body.tokens))
         await send_json(send, await services.gate.run(_content_json, text))
 
 
@@ -81,9 +83,11 @@ class ApplyTemplate:
         services = self._services
         body = await read(self._decoder, await read_body(receive), services.config.server.body_depth_max)
         check_unsupported(body)
-        source = prompt_source(body, find_served(services.models, scope, body.model))
+        served = find_served(services.models, scope, body.model)
+        source = prompt_source(body, served)
         assert source.render is not None
-        segments = await services.gate.run(source.render)
+        async with services.fleet.use(served):
+            segments = await services.gate.run(source.render)
         prompt = "".join(segment.text for segment in segments)
         await send_json(send, msgspec.json.encode({"prompt": prompt}))
 

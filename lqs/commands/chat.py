@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Client:
-    """The few calls that a talk needs. `key` is the API key, None for none."""
+    """The few calls that a terminal needs. `key` is the API key, None for none. All raise StartError."""
 
     def __init__(self, url: str, key: str | None) -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
@@ -69,6 +69,18 @@ class Client:
         with self._send("GET", "/v1/models") as response:
             name: str = json.load(response)["data"][0]["id"]
         return name
+
+    def get(self, path: str) -> dict[str, Any]:
+        """What the server says under a path."""
+        with self._send("GET", path) as response:
+            answer: dict[str, Any] = json.load(response)
+        return answer
+
+    def post(self, path: str) -> dict[str, Any]:
+        """Ask for something to be done; what the server says then."""
+        with self._send("POST", path) as response:
+            answer: dict[str, Any] = json.load(response)
+        return answer
 
     def stream(self, body: dict[str, Any]) -> Iterator[str]:
         """The answer, piece by piece. Closing the iterator cancels it on the server."""
@@ -90,7 +102,7 @@ class Client:
             response = connection.getresponse()
         except OSError as error:
             raise StartError(f"cannot reach {self._url}: {error}. Is `lqs serve` running?") from None
-        if response.status != http.HTTPStatus.OK:
+        if response.status not in (http.HTTPStatus.OK, http.HTTPStatus.ACCEPTED):
             with response:
                 raise StartError(f"{response.status}: {_reason(response.read())}{_advice(response.status)}")
         # The answer says "close" or is read to its end: the response alone keeps the socket.

@@ -5,19 +5,25 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lqs.admission.keys import KeyRing
 from lqs.admission.limit_words import in_short
+from lqs.cards import read_once
 from lqs.commands.flags import add_setting_flags, load_config
 from lqs.commands.gpu_lines import gpu_lines
+from lqs.commands.model_lines import memory_lines, model_lines
 from lqs.config import Config, is_loopback
-from lqs.engine.fallback import find_models
-from lqs.engine.plan import Plan, make_plan
-from lqs.engine.store import DEFAULT_MODEL, Store, store_folder
-from lqs.engine.template import read_template
+from lqs.engine import plan as planning
+from lqs.engine.backends import has_cuda
+from lqs.engine.catalog import Entry, catalog_of, check_all, plan_all
+from lqs.engine.plan import Machine, Plan
+from lqs.engine.store import Store, store_folder
 from lqs.errors import ConfigError, StartError
+from lqs.placement.cuda import pin_order
+from lqs.placement.survey import survey_of
 from lqs.settings import check_exposure
 from lqs.simulate.cost import Calibration, load_calibration, save_calibration
 from lqs.simulate.propose import Lengths, proposal_lines
@@ -49,18 +55,27 @@ def run(args: argparse.Namespace) -> int:
     lengths = _lengths(args.lengths)
     keys = KeyRing(config)
     store = Store(store_folder(os.environ))
-    path = store.resolve(config.model.path or DEFAULT_MODEL.name)
-    plan = make_plan(config, path)
-    for line in report(config, path, plan, keys.num_keys):
+    entries = catalog_of(config, store)
+    plans = plan_all(entries, _machine())
+    for line in report(config, entries, plans, keys.num_keys):
         print(line, flush=True)
-    code = _verdict(config, store, keys.num_keys)
+    code = _verdict(config, entries, plans, keys.num_keys)
     if code == 1:
         return code
+    # The first model is the one that is measured.
+    config, path, plan = entries[0].config, entries[0].path, plans[0]
     cost = Path(args.cost) if args.cost else _cost_path(path)
-    calibration = _calibrate(config, path, cost) if args.calibrate else _calibrated(cost, given=bool(args.cost))
+    calibration = _calibrate(entries[0], cost) if args.calibrate else _calibrated(cost, given=bool(args.cost))
     for line in _proposals(calibration, config, plan, lengths, keys.num_keys):
         print(line)
     return code
+
+
+def _machine() -> Machine:
+    """What there is to use, GPUs as CUDA will count them included. Raises DeviceError."""
+    pin_order(os.environ)
+    survey = survey_of(read_once(), os.environ, has_cuda=has_cuda())
+    return replace(planning.probe_machine(), survey=survey)
 
 
 def _lengths(text: str) -> Lengths:
@@ -76,12 +91,14 @@ def _cost_path(model: Path) -> Path:
     return store_folder(os.environ) / "calibrations" / f"{model.stem}.json"
 
 
-def _calibrate(config: Config, model: Path, cost: Path) -> Calibration:
+def _calibrate(entry: Entry, cost: Path) -> Calibration:
     """Measure, and keep what came of it. Raises StartError."""
     # libllama is loaded only where something is to be measured.
     from lqs.simulate.calibrate import calibrate  # noqa: PLC0415
 
-    calibration = calibrate(config, model, lambda what: print(f"calibrate: {what}", file=sys.stderr, flush=True))
+    calibration = calibrate(
+        entry.config, entry.path, lambda what: print(f"calibrate: {what}", file=sys.stderr, flush=True)
+    )
     save_calibration(cost, calibration)
     print(f"calibrated {cost}", flush=True)
     return calibration
@@ -116,12 +133,10 @@ def _proposals(
     yield from proposal_lines(calibration, config, lengths, num_keys)
 
 
-def _verdict(config: Config, store: Store, num_keys: int) -> int:
+def _verdict(config: Config, entries: Sequence[Entry], plans: Sequence[Plan], num_keys: int) -> int:
     """The exit code, and a line for what stands in the way."""
     try:
-        find_models(config, store)
-        if config.model.chat_template:
-            read_template(config.model.chat_template)
+        check_all(entries, plans)
     except StartError as error:
         print(error)
         return error.exit_code
@@ -133,23 +148,18 @@ def _verdict(config: Config, store: Store, num_keys: int) -> int:
     return 0
 
 
-def report(config: Config, path: Path, plan: Plan, num_keys: int) -> Iterator[str]:
+def report(config: Config, entries: Sequence[Entry], plans: Sequence[Plan], num_keys: int) -> Iterator[str]:
     """The plan in lines."""
-    engine, queue, machine = config.engine, config.queue, plan.machine
-    slots = len(plan.devices)
+    queue, machine = config.queue, plans[0].machine
     yield f"machine    {machine.num_cores} cores, {machine.memory_free_bytes // _MB} MB free"
     yield from gpu_lines(lambda: machine.memory_free_bytes, dict(os.environ))
-    yield f"model      {path.name}, context {plan.n_ctx_train} tokens"
-    yield f"devices    {', '.join(plan.devices)}, {plan.threads} threads each"
-    yield f"weights    {plan.weights_bytes // _MB} MB, shared by the device slots"
-    yield (
-        f"KV         {plan.kv_tokens} tokens x {plan.kv_bytes_per_token} bytes x {slots} = {plan.kv_bytes // _MB} MB"
-    )
-    yield f"margin     {engine.kv_margin_mb} MB"
+    if machine.survey.snapshot.gpus and not has_cuda():
+        yield "           llama-cpp-python is built without CUDA, so no GPU is used"
+    for entry, plan in zip(entries, plans, strict=True):
+        yield from model_lines(entry, plan)
+    yield from memory_lines(plans, entries)
     yield f"promised   {_promise(config)}"
-    yield f"sequences  {engine.parallel} per device slot, {engine.parallel * slots} in all"
-    yield f"a request  at most {plan.request_tokens_max} tokens, prompt and answer together"
-    yield from _default_length(config, plan)
+    yield from _default_length(config, plans[0])
     classes = zip(queue.levels, config.level_caps, strict=True)
     caps = ", ".join(f"{name} {cap}" for name, cap in classes)
     yield f"queue      {queue.total} in all; {caps}"

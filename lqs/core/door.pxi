@@ -654,7 +654,7 @@ cdef void door_look(DoorState* d, SchedulerState* s) noexcept nogil:
             continue
         account = &books_of(s).ledger.slots[i]
         d.seats.kv_reserved += <int64_t> load_relaxed(&account.reserved)
-        if load_relaxed32(&s.slots[i].wants_drain):
+        if load_relaxed32(&s.slots[i].wants_drain) or load_relaxed32(&s.slots[i].wants_rest):
             # No more than what runs there has.
             d.seats.num_sequences += <int64_t> load_relaxed(&account.num_running)
             d.seats.kv_tokens += <int64_t> load_relaxed(&account.reserved)

@@ -142,6 +142,23 @@ cdef void set_drained(SchedulerState* s, DeviceSlot* slot, bint is_drained) noex
         queue.backlog.num_tokens += slot.kv_tokens
 
 
+# Another context was made there than was planned. Not before all that ran there has settled. Who
+# waits may fit nowhere now: the sweep looks.
+cdef void resize(SchedulerState* s, DeviceSlot* slot) noexcept nogil:
+    cdef SlotAccount* account = &books_of(s).ledger.slots[slot.index]
+    cdef uint64_t before = slot.kv_tokens
+    if account.num_running:
+        return
+    slot.kv_tokens = exchange32(&slot.wants_capacity, 0)
+    # The exchange has brought it.
+    slot.kv_block = load_relaxed32(&slot.wants_block)
+    if not slot.drained:
+        books_of(s).models[slot.model].backlog.num_tokens += slot.kv_tokens - before
+    store_relaxed(&account.capacity, slot.kv_tokens)
+    store_relaxed(&account.ceiling, slot.kv_tokens)
+    books_of(s).sweep_next = 0
+
+
 # Take over those that were added since; they take requests as soon as nothing is wanted of them.
 cdef inline void adopt(SchedulerState* s) noexcept nogil:
     # Acquire: pairs with the release in add_device_slot.
@@ -153,18 +170,21 @@ cdef inline void adopt(SchedulerState* s) noexcept nogil:
 
 cdef void heed(SchedulerState* s) noexcept nogil:
     cdef DeviceSlot* slot
-    cdef uint32_t wants_drain
-    cdef uint32_t i
+    cdef uint32_t i, wants_drain
     for i in range(s.num_slots):
         slot = s.slots[i]
         if slot.buried:
             continue
+        # Acquire: pairs with the releases in undrain_slot and rest_slot. Who gives a device slot
+        # another size and then opens it finds nothing started there before it has that size.
+        wants_drain = load_acquire32(&slot.wants_drain) or load_acquire32(&slot.wants_rest)
+        if load_relaxed32(&slot.wants_capacity):
+            resize(s, slot)
         # Relaxed: see above.
         slot.weight = load_relaxed32(&slot.wants_weight)
         slot.limit = load_relaxed32(&slot.wants_limit)
-        wants_drain = load_relaxed32(&slot.wants_drain) or load_relaxed32(&slot.wants_rest)
-        if wants_drain != slot.drained:
-            set_drained(s, slot, wants_drain)
+        if (wants_drain != 0) != slot.drained:
+            set_drained(s, slot, not slot.drained)
         if load_relaxed32(&slot.wants_headroom):
             bound_headroom(&books_of(s).ledger.slots[i], exchange32(&slot.wants_headroom, 0))
 

@@ -168,7 +168,7 @@ cdef class Scheduler:
     def undrain_slot(self, uint32_t slot):
         """Let requests start there again."""
         self.check_slot(slot)
-        store_relaxed32(&self.state.slots[slot].wants_drain, 0)
+        store_release32(&self.state.slots[slot].wants_drain, 0)
         wake(&self.state.waker)
 
     def set_weight(self, uint32_t slot, double weight):
@@ -191,7 +191,7 @@ cdef class Scheduler:
     def rest_slot(self, uint32_t slot, bint is_resting=True):
         """As drain_slot and undrain_slot, for who looks after its health; either of the two drains it."""
         self.check_slot(slot)
-        store_relaxed32(&self.state.slots[slot].wants_rest, is_resting)
+        store_release32(&self.state.slots[slot].wants_rest, is_resting)
         wake(&self.state.waker)
 
     def limit_slot(self, uint32_t slot, uint32_t num_running=0):

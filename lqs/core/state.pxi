@@ -104,6 +104,16 @@ cdef tuple ring_figures(Ring* ring):
     return ring_size(ring), ring.capacity
 
 
+# Of one model, whatever the class and the lane.
+cdef uint64_t num_waiting_for(Books* books, uint32_t model) noexcept nogil:
+    cdef uint64_t num_waiting = 0
+    cdef uint32_t i, k
+    for i in range(books.backlog.num_lanes):
+        for k in range(books.backlog.num_levels):
+            num_waiting += load_relaxed(&books.models[model].queues[i * MAX_LEVELS + k].num_waiting)
+    return num_waiting
+
+
 # The acquire comes first: who sees that a device slot is drained sees all that it started.
 cdef dict device_figures(SchedulerState* s, uint32_t i):
     cdef Books* books = books_of(s)
@@ -120,6 +130,9 @@ cdef dict device_figures(SchedulerState* s, uint32_t i):
         "lanes": load_relaxed32(&s.slots[i].lanes_served) & ((1U << books.backlog.num_lanes) - 1),
         "weight": load_relaxed32(&s.slots[i].wants_weight) / <double> WEIGHT_UNIT,
         "step_ns": load_relaxed(&books.placement.slots[i].step_ns),
+        "use_percent": load_relaxed32(&s.slots[i].use_percent),
+        # Of its model, whichever device slot will have them.
+        "num_waiting": num_waiting_for(books, s.slots[i].model),
     }
 
 

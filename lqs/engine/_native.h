@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "ggml-backend.h"
 #include "ggml.h"
 #include "llama.h"
 
@@ -205,12 +206,51 @@ static inline void lqs_memory_clear(struct llama_context * ctx) {
     }
 }
 
-static inline struct llama_model * lqs_load_model(const char * path, struct llama_model_params params) {
+/* More devices than this share no model. */
+enum { LQS_SPLIT_MAX = 16 };
+
+/* Load the weights onto the devices of these names, to each its part of the layers; without any they stay in
+ * the machine's memory, whatever devices there are. NULL also for a name that libllama does not know. */
+static inline struct llama_model * lqs_load_model(const char * path, struct llama_model_params params,
+                                                  const char * const * names, const float * parts, int num_names) {
+    ggml_backend_dev_t devices[LQS_SPLIT_MAX + 1] = {};
+    /* libllama reads as many parts as it knows devices, and keeps a copy. */
+    float split[128] = {};
+    if (num_names > LQS_SPLIT_MAX || llama_max_devices() > sizeof(split) / sizeof(split[0])) {
+        return nullptr;
+    }
+    for (int i = 0; i < num_names; i++) {
+        devices[i] = ggml_backend_dev_by_name(names[i]);
+        if (devices[i] == nullptr) {
+            return nullptr;
+        }
+        split[i] = parts[i];
+    }
+    params.devices      = devices;
+    params.tensor_split = split;
     try {
         return llama_model_load_from_file(path, params);
     } catch (...) {
         return nullptr;
     }
+}
+
+/* The place on the bus of each GPU that libllama can use, in its order, "" where it does not say; NULL after
+ * the last. */
+static inline const char * lqs_gpu_place(size_t number) {
+    for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
+        ggml_backend_dev_t device = ggml_backend_dev_get(i);
+        enum ggml_backend_dev_type type = ggml_backend_dev_type(device);
+        if (type != GGML_BACKEND_DEVICE_TYPE_GPU && type != GGML_BACKEND_DEVICE_TYPE_IGPU) {
+            continue;
+        }
+        if (number-- == 0) {
+            struct ggml_backend_dev_props props = {};
+            ggml_backend_dev_get_props(device, &props);
+            return props.device_id != nullptr ? props.device_id : "";
+        }
+    }
+    return nullptr;
 }
 
 static inline struct llama_context * lqs_open_context(struct llama_model * model, struct llama_context_params params) {

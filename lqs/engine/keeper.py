@@ -172,8 +172,9 @@ class Keeper:
         """What is on a GPU that cannot be used any more is dead, whatever its worker says."""
         lost = self._lost_cards()
         for slot in slots:
-            if slot.card in lost and not slot.lost:
-                slot.lost = f"its GPU is lost: {lost[slot.card]}"
+            why = next((lost[card] for card in slot.cards if card in lost), "")
+            if why and not slot.lost:
+                slot.lost = f"its GPU is lost: {why}"
                 self._scheduler.report_dead(slot.number)
 
     def _mend(self, slot: Slot, care: _Care, now_ns: int) -> None:
@@ -192,7 +193,7 @@ class Keeper:
     def _put_off(self, slot: Slot, care: _Care, now_ns: int) -> None:
         """Try later, or never again."""
         config = self._config
-        if slot.card or not slot.device.startswith("cpu:") or care.num_attempts >= config.reload_attempts:
+        if slot.cards or not slot.device.startswith("cpu:") or care.num_attempts >= config.reload_attempts:
             care.stage = Stage.QUARANTINE
             if care.number >= 0:
                 # Nobody waits for it any more.

@@ -20,7 +20,7 @@ from lqs import _engine
 from lqs._core import Scheduler, Work
 from lqs.engine.gguf import read_header
 from lqs.engine.tokens import compile_markers
-from lqs.errors import BadRequest, DeviceError, EngineFailed, ModelFileError
+from lqs.errors import BadRequest, DeviceError, EngineFailed, ModelFileError, NoRoom
 from lqs.request import Sampling
 
 # Tokenizers that drop nothing of the text: only for them its bytes bound the number of tokens.
@@ -46,6 +46,11 @@ def start(*, verbose: bool) -> None:
     _engine.backend_init()
 
 
+def gpu_places() -> list[str]:
+    """The places on the bus of the GPUs that libllama can use, in CUDA's order; empty where it does not say."""
+    return _engine.gpu_places()
+
+
 class Model:
     """A loaded model: its weights, vocabulary and header.
 
@@ -55,14 +60,16 @@ class Model:
     def __init__(self, path: Path) -> None:
         self.native = _engine.Model(str(path))
 
-    def load(self) -> None:
+    def load(self, devices: Sequence[int] = (), parts: Sequence[float] = ()) -> None:
         """Check the file, then load it. Raises ModelFileError, which names it and the reason.
 
-        The check comes first because libllama trusts a header: a damaged one can end the process.
+        `devices` are CUDA's numbers of the GPUs that share its layers as `parts` say; without any it stays in
+        the machine's memory. The check comes first because libllama trusts a header: a damaged one can end
+        the process.
         """
         read_header(self.native.path)
         try:
-            self.native.load()
+            self.native.load(devices=[f"CUDA{number}" for number in devices], parts=parts)
         except _engine.EngineError as error:
             raise ModelFileError(str(error)) from None
         native = self.native
@@ -146,9 +153,13 @@ class Model:
         except ValueError as error:
             raise BadRequest(f"{error}.") from None
 
-    def close(self) -> None:
-        """Free the weights; every worker on them is closed before."""
-        self.native.close()
+    def close(self) -> bool:
+        """Free the weights; False, and nothing is freed, while a device slot still stands on them."""
+        try:
+            self.native.close()
+        except _engine.EngineError:
+            return False
+        return True
 
     def _control_texts(self, special: Sequence[str]) -> list[str]:
         """Texts that are control tokens only when parsed as such.
@@ -185,8 +196,10 @@ def make_worker(
     inter_token_target_ms: float,
     n_extra: int,
     swap_bytes: int,
+    kv_block: int,
+    is_cpu: bool,
 ) -> _engine.Worker:
-    """Open a worker, warm it up and calibrate its step and its swapping. Raises DeviceError."""
+    """Open a worker, warm it up and calibrate its step and its swapping. Raises DeviceError; NoRoom for memory."""
     try:
         worker = _engine.Worker(
             scheduler,
@@ -203,11 +216,16 @@ def make_worker(
             flash_attn=-1 if flash_attention else 0,
             n_extra=n_extra,
             swap_bytes=swap_bytes,
+            kv_block=kv_block,
+            # Where texts depend on the batch anyway, the order of the cells is worth nothing.
+            compact=is_cpu,
         )
         worker.open()
         worker.calibrate(inter_token_target_ms)
         worker.calibrate_swap()
-    except (_engine.EngineError, ValueError, MemoryError) as error:
+    except (_engine.NoRoom, MemoryError) as error:
+        raise NoRoom(f"the device slot cannot be opened: {error}") from None
+    except (_engine.EngineError, ValueError) as error:
         raise DeviceError(f"the device slot cannot be opened: {error}") from None
     return worker
 

@@ -6,6 +6,10 @@
 cdef int SPECIAL_ATTRS = LLAMA_TOKEN_ATTR_CONTROL | LLAMA_TOKEN_ATTR_USER_DEFINED | LLAMA_TOKEN_ATTR_UNKNOWN
 
 
+cdef enum:
+    SPLIT_MAX = 16
+
+
 cdef cbool _on_progress(float progress, void* where) noexcept nogil:
     (<float*>where)[0] = progress
     return True
@@ -43,22 +47,35 @@ cdef class Model:
             llama_model_free(self._model)
             self._model = NULL
 
-    def load(self, *, int32_t n_gpu_layers=0, bint use_mmap=True):
+    def load(self, *, devices=(), parts=(), bint use_mmap=True):
         """Load the weights; `progress` (0..1) can be read from another thread meanwhile.
 
-        Raises EngineError where llama.cpp refuses the file.
+        They go onto `devices`, by libllama's names (CUDA0, ...), layers split as `parts` stand to each
+        other; without any they stay in the machine's memory. Raises EngineError where llama.cpp refuses
+        the file or knows no such device, ValueError for parts that are not one above 0 for each device.
         """
         cdef llama_model_params params = llama_model_default_params()
         cdef bytes raw = self.path.encode("utf-8", "surrogateescape")
         cdef const char* c_path = raw
+        cdef list names = [str(name).encode() for name in devices]
+        cdef int num_names = <int>len(names)
+        cdef const char* c_names[SPLIT_MAX]
+        cdef float c_parts[SPLIT_MAX]
+        cdef int i
         if self._model != NULL:
             raise EngineError(f"{self.path} is loaded already")
-        params.n_gpu_layers = n_gpu_layers
+        if num_names != len(parts) or num_names > SPLIT_MAX or any(not part > 0 for part in parts):
+            raise ValueError(f"a part above 0 for each of at most {SPLIT_MAX} devices")
+        for i in range(num_names):
+            c_names[i] = names[i]
+            c_parts[i] = parts[i]
+        # All layers, or none.
+        params.n_gpu_layers = -1 if num_names else 0
         params.load_mode = LLAMA_LOAD_MODE_MMAP if use_mmap else LLAMA_LOAD_MODE_NONE
         params.progress_callback = _on_progress
         params.progress_callback_user_data = &self._progress
         with nogil:
-            self._model = lqs_load_model(c_path, params)
+            self._model = lqs_load_model(c_path, params, c_names, c_parts, num_names)
         if self._model == NULL:
             raise EngineError(f"llama.cpp could not load {self.path}; its reason is in the log above")
         self._vocab = llama_model_get_vocab(self._model)

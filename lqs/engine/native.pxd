@@ -110,7 +110,9 @@ cdef extern from "engine/_native.h" nogil:
     size_t lqs_state_get(llama_context* ctx, char* out, llama_seq_id seq)
     bint lqs_state_set(llama_context* ctx, const char* saved, size_t size, llama_seq_id seq)
     void lqs_memory_clear(llama_context* ctx)
-    llama_model* lqs_load_model(const char* path, llama_model_params params)
+    llama_model* lqs_load_model(const char* path, llama_model_params params, const char* const* names,
+                                const float* parts, int num_names)
+    const char* lqs_gpu_place(size_t number)
     llama_context* lqs_open_context(llama_model* model, llama_context_params params)
     llama_context_params lqs_context_params(uint32_t n_ctx, uint32_t n_batch, uint32_t n_ubatch, uint32_t n_seq,
                                             int32_t threads, bint unified, int flash)

@@ -6,11 +6,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lqs.config import Config, ModelConfig
+from lqs.config import Config
+from lqs.config_models import ModelConfig
 from lqs.engine.plan import Plan
-from lqs.engine.slot import Slot
+from lqs.engine.slot import NoWorker, Slot
 from lqs.engine.template import ChatTemplate, TemplateInvalid, read_template
-from lqs.errors import EngineFailed
+from lqs.errors import RequestRefused
 from lqs.request import NS_PER_S
 
 if TYPE_CHECKING:
@@ -21,25 +22,32 @@ _UNKNOWN_LOAD_S = 5.0
 
 
 class Served:
-    """A model under its name in requests. Owner: the event loop, once it is loaded."""
+    """A model under its name in requests. Owner: the event loop, but for what is loaded while it loads.
 
-    def __init__(self, config: Config, path: Path, index: int, model: Model) -> None:
+    `config` is the whole one, as this model sees it.
+    """
+
+    def __init__(self, config: Config, path: Path, index: int, name: str, fallback: str = "") -> None:
         self.path = path
-        self.name = config.model.name or path.name.removesuffix(".gguf")
+        self.name = name
+        self.fallback = fallback
         self.index = index
         self.whole_config = config
         self.config: ModelConfig = config.model
         self.is_prefix_shared = config.engine.prefix_shared
         self.created = int(time.time())
         self.n_ctx = 0
-        self.plan: Plan | None = None
         self.template: ChatTemplate | None = None
         self.template_error: str | None = None
         self.slots: list[Slot] = []
         self.kv_problem: str | None = None
+        # Not ready to be used: it is loaded, or waits to be.
         self.is_loading = True
+        self.is_absent = config.model.on_demand
+        self.is_on_demand = config.model.on_demand
+        self.weights: dict[str, Model] = {}  # By where they lie: all that are to be freed in the end.
         self._stall_s = config.engine.stall_s
-        self._model = model
+        self._model: Model | None = None
         self._load_began_ns = time.monotonic_ns()
 
     @property
@@ -49,22 +57,32 @@ class Served:
 
     @property
     def loaded(self) -> Model:
-        """The model. Raises EngineFailed while it is loading."""
-        if self.is_loading:
-            raise EngineFailed("The model is loading.")
+        """The model. Raises RequestRefused while it is not there."""
+        if self.is_loading or self._model is None:
+            raise RequestRefused("model_loading", "The model is loading.", retry_after_s=_UNKNOWN_LOAD_S)
         return self._model
 
     @property
-    def loaded_plan(self) -> Plan:
-        """Its plan, once its weights are there."""
-        assert self.plan is not None
-        return self.plan
+    def own(self) -> Model:
+        """The model, also while it loads, for who loads it."""
+        assert self._model is not None
+        return self._model
+
+    @property
+    def progress(self) -> float:
+        """How much of its weights is loaded, 0 to 1."""
+        return 0.0 if self._model is None else self._model.progress
+
+    def renew(self, model: Model) -> None:
+        """It is loaded, from the beginning, as this."""
+        self._load_began_ns = time.monotonic_ns()
+        self._model = model
 
     @property
     def state(self) -> str:
-        """loading, ready or failed."""
+        """absent, loading, ready or failed."""
         if self.is_loading:
-            return "loading"
+            return "absent" if self.is_absent else "loading"
         return "ready" if self.has_healthy_device else "failed"
 
     @property
@@ -80,7 +98,7 @@ class Served:
 
     def load_time_left_s(self, now_ns: int) -> float:
         """Seconds until it is loaded, from how long the part that is there took."""
-        progress = self._model.progress
+        progress = self.progress
         if progress <= 0:
             return _UNKNOWN_LOAD_S
         return (now_ns - self._load_began_ns) / NS_PER_S * (1 - progress) / progress
@@ -88,6 +106,8 @@ class Served:
     def meta(self) -> dict[str, Any]:
         """What `/v1/models` tells about it."""
         meta: dict[str, Any] = {"state": self.state, "devices": self.devices}
+        if self.config.aliases:
+            meta["aliases"] = list(self.config.aliases)
         if self.model is None:
             return meta
         has_template = "ok" if self.template else "none"
@@ -109,8 +129,14 @@ class Served:
             # The model still completes plain prompts; chat says what is wrong.
             self.template_error = str(error)
 
+    def fit(self, plan: Plan) -> None:
+        """A request may get as long, prompt and answer, as the largest of the open device slots holds."""
+        engine = self.whole_config.engine
+        most = max(slot.kv_tokens for slot in self.slots if not isinstance(slot.worker, NoWorker))
+        self.n_ctx = min(most if engine.kv_unified else most // engine.parallel, plan.n_ctx_train)
+
     def _make_template(self) -> ChatTemplate | None:
-        model = self._model
+        model = self.own
         source = model.chat_template
         if self.config.chat_template:
             source = read_template(self.config.chat_template)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -37,15 +38,21 @@ class Worker(Protocol):
 
 
 class NoWorker:
-    """Stands where a device slot could not be opened. `figures` are what a worker counts: nothing here."""
+    """Stands where a device slot could not be opened. `figures` are what a worker counts: nothing here.
 
-    state, is_parked, step_began_ns, budget = "failed", False, 0, 0
+    `is_parked`: libllama gave up in the thread that opened it, which stands there for good.
+    """
 
-    def __init__(self, why: str) -> None:
+    step_began_ns, budget = 0, 0
+
+    def __init__(self, why: str, figures: dict[str, int] | None = None, *, is_parked: bool = False) -> None:
         self.death = why
+        self.is_parked = is_parked
+        # In a place of the core where somebody died no other worker can be.
+        self.state = "dead" if is_parked else "failed"
         self.calibration: dict[int, float] = {}
         self.swapping: dict[str, float] = {}
-        self.figures: dict[str, int] = {}
+        self.figures = figures or {}
 
     def run(self) -> None: ...
     def stop(self) -> None: ...
@@ -64,14 +71,22 @@ class Slot:
     kv_tokens: int
     number: int  # The core's; another one when it is opened anew.
     place: int = 0  # Among those of its model.
-    card: str = ""  # The UUID of the GPU that it is on.
+    cards: tuple[str, ...] = ()  # UUIDs of the GPUs that it runs on.
     lost: str = ""  # Why its GPU cannot be used any more.
     thread: threading.Thread | None = None
+    token_bytes: int = 0  # A KV cell.
+    cores: frozenset[int] = frozenset()  # Where its thread, and those that compute for it, run; empty: anywhere.
 
     def start(self) -> None:
         """Start the worker's thread."""
-        self.thread = threading.Thread(target=self.worker.run, name=f"lqs-{self.device}", daemon=True)
+        self.thread = threading.Thread(target=self._run, name=f"lqs-{self.device}", daemon=True)
         self.thread.start()
+
+    def _run(self) -> None:
+        # Threads that libllama starts later to compute with stay on the same cores.
+        if self.cores:
+            os.sched_setaffinity(0, self.cores)
+        self.worker.run()
 
     def stall_ns(self, least_s: float) -> int:
         """A step that takes so long never ends: ten times the slowest that was measured, at least `least_s`."""

@@ -90,6 +90,7 @@ cdef class Worker:
         num_cached: finished sequences kept as prefix cache beside the running ones.
         compact: keep a unified cache in order (prefix.pxi); for CPU device slots.
         swap_bytes: host memory for the cells of those that had to give them up (swap.pxi).
+        kv_block: promises grow by so many tokens; -1: as the core's device slot says just now.
     """
     cdef WorkerData _w
     cdef Scheduler _scheduler
@@ -109,7 +110,7 @@ cdef class Worker:
                   int32_t n_seq, int32_t n_batch=512, int32_t n_ubatch=CPU_UBATCH_MAX, int32_t threads=1,
                   bint kv_unified=True, bint prefix_cache=True,
                   int flash_attn=-1, int32_t num_cached=32, bint compact=True, int32_t n_extra=0,
-                  size_t swap_bytes=1 << 28):
+                  size_t swap_bytes=1 << 28, int64_t kv_block=-1):
         memset(&self._w, 0, sizeof(WorkerData))
         if not 1 <= n_seq <= 256 - n_extra or n_extra < 0:
             raise ValueError(f"n_seq is {n_seq}, n_extra {n_extra}; llama.cpp takes 1 to 256 sequences in a context")
@@ -141,7 +142,7 @@ cdef class Worker:
         self._w.sched = scheduler.state
         self._w.slot = slot
         scheduler.check_slot(slot)
-        self._w.kv_block = scheduler.state.slots[slot].kv_block
+        self._w.kv_block = <uint32_t>kv_block if kv_block >= 0 else scheduler.state.slots[slot].kv_block
         self._w.kept_bytes_max = swap_bytes
 
     def __dealloc__(self):
@@ -169,7 +170,7 @@ cdef class Worker:
             ctx = lqs_open_context(self._model._model, params)
             lqs_bind_worker(NULL)
         if ctx == NULL:
-            raise EngineError(
+            raise NoRoom(
                 f"a context of {self.n_ctx} tokens for {self.n_seq} sequences could not be made; try a smaller ctx"
             )
         self._w.ctx = ctx
@@ -233,7 +234,7 @@ cdef class Worker:
             began = lqs_now_ns() - began
             lqs_bind_worker(NULL)
         if rc != 0:
-            raise EngineError(f"the warm-up of {num_tokens} tokens failed with code {rc}; try a smaller ctx or batch")
+            raise NoRoom(f"the warm-up of {num_tokens} tokens failed with code {rc}; try a smaller ctx or batch")
         return began
 
     cdef int64_t _time_batch(self, int32_t num_tokens, int32_t num_seqs) except -1:
@@ -463,6 +464,17 @@ def backend_init():
         llama_backend_init()
 
 
+def gpu_places() -> list:
+    """The place on the bus of each GPU that libllama can use, in its order; empty where it does not say."""
+    cdef const char* place
+    found = []
+    while True:
+        place = lqs_gpu_place(len(found))
+        if place == NULL:
+            return found
+        found.append(place.decode("ascii", "replace"))
+
+
 # Rounds are counted by the time they took: up to 1 us, and each bound four times the one
 # before; the last has no bound.
 cdef enum:
@@ -501,6 +513,8 @@ cdef class SchedulerThread:
         """Rounds until `stop`, without the GIL."""
         cdef SchedulerState* s = self._scheduler.state
         cdef int64_t now_ns, due_ns
+        # From here on device slots that are added are this thread's to adopt.
+        self._scheduler.has_begun = True
         with nogil:
             while not load_acquire32(&self._stopping):
                 now_ns = lqs_now_ns()

@@ -53,7 +53,7 @@ class Metrics(Counts):
     `core` reads the scheduler's snapshot, `workers` those of the device slots by name, `bounds`
     by name how much of each further bound is used and what it is, `door` the figures of the door,
     `limits` by name how limits stand, `alerts` the rules, `promised` what the refused were told,
-    `rounds` how long the scheduler's rounds took.
+    `rounds` how long the scheduler's rounds took, `gpus` makes the families of the GPUs.
 
     Owner: the event loop.
     """
@@ -72,6 +72,7 @@ class Metrics(Counts):
         alerts: Callable[[], Alerts | None] = lambda: None,
         promised: Promised | None = None,
         rounds: Snapshot = dict,
+        gpus: Callable[[], Iterator[Metric]] = lambda: iter(()),
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         super().__init__(len(config.queue.levels), len(_LANES), now_ns)
@@ -87,6 +88,7 @@ class Metrics(Counts):
         self._alerts = alerts
         self._promises = promised
         self._rounds = rounds
+        self._gpus = gpus
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -112,6 +114,7 @@ class Metrics(Counts):
         yield from foretold_families(self, self._promises, self._levels)
         yield from round_families(self._rounds())
         yield from alert_families(self._alerts())
+        yield from self._gpus()
 
     def _queue_families(self, core: Mapping[str, Any]) -> Iterator[Metric]:
         levels, lanes = core["levels"], core["lanes"]
@@ -175,7 +178,9 @@ class Metrics(Counts):
             for state in _DEVICE_STATES:
                 states.add_metric([device, state], state == seen["state"])
         yield states
-        capacity = sum(slot["capacity"] for slot in slots if not slot["is_dead"])
+        # Where nobody runs and nobody may start, as on those of a model that is not loaded, there is none.
+        there = [slot for slot in slots if not slot["is_dead"] and (not slot["is_drained"] or slot["reserved"])]
+        capacity = sum(slot["capacity"] for slot in there)
         reserved = sum(slot["reserved"] for slot in slots)
         usage = reserved / capacity if capacity else 0.0
         yield self._gauge("vllm:kv_cache_usage_perc", "KV promised; 1 is all.", usage)

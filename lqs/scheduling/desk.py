@@ -174,11 +174,12 @@ class Desk:
         if request.handle is not None:
             self.scheduler.resume(request.handle)
 
-    def cancel_all(self, reason: str) -> None:
-        """Cancel everything that is left; `reason` is what each is told."""
+    def cancel_all(self, reason: str, *, waiting_for: int | None = None) -> None:
+        """Cancel everything that is left, or only who waits for a model; `reason` is what each is told."""
         for ticket in self._live:
-            ticket.request.reason = reason
-            self.cancel(ticket.request)
+            if waiting_for is None or (ticket.request.model_index == waiting_for and not ticket.has_started):
+                ticket.request.reason = reason
+                self.cancel(ticket.request)
 
     async def wait_idle(self, limit_s: float) -> bool:
         """Wait until no request is left; False if some still were after the limit."""

@@ -24,10 +24,13 @@ import msgspec
 from lqs._core import EV_FINISHED, EV_SETTLED, Finish, Scheduler, Work
 from lqs.config import Config
 from lqs.engine import library
-from lqs.engine.plan import Plan
+from lqs.engine.catalog import Entry, plan_all
+from lqs.engine.loading import Loader
+from lqs.engine.plan import Plan, probe_machine
 from lqs.engine.served import Served
 from lqs.engine.slots import Models
 from lqs.errors import DeviceError
+from lqs.observe.log import Log
 from lqs.request import Outcome, Sampling
 from lqs.simulate.cost import Calibration, SlotShape, StepCost, fit
 from lqs.simulate.play import Devices, play
@@ -85,10 +88,12 @@ def calibrate(config: Config, path: Path, look: Callable[[str], None]) -> Calibr
         lane_weights=[1],
         out_buffer_bytes=config.engine.out_buffer_bytes,
     )
-    models = Models(config, path, scheduler, make_model=library.Model, make_worker=library.make_worker)
+    entry = Entry(path.stem, path, config)
+    plans = plan_all([entry], probe_machine())
+    loader = Loader(scheduler, make_model=library.Model, make_worker=library.make_worker, log=Log(config.log))
+    models = Models(config, [entry], plans, scheduler, loader)
     look(f"loading {path.name}")
-    plan = models.load()
-    models.start()
+    plan = models.load_residents()
     try:
         return _Bench(config, models, scheduler, plan, look).calibration(target_ms)
     finally:

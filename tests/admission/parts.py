@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lqs._core import Work
-from lqs.config import ModelConfig
+from lqs.config_models import ModelConfig
 from lqs.request import PromptSource, Request, Segment, Tenant
 
 N_VOCAB = 256
@@ -50,6 +50,8 @@ class ByteServed:
     index: int = 0
     is_prefix_shared: bool = False
     is_loading: bool = False
+    is_absent: bool = False
+    is_on_demand: bool = False
     has_healthy_device: bool = True
 
     def load_time_left_s(self, now_ns: int) -> float:

@@ -17,16 +17,20 @@ from typing import Any
 import msgspec
 
 from lqs._core import Work
+from lqs.admission.fleet import Fleet
 from lqs.admission.gate import Gate
 from lqs.admission.keys import KeyRing
 from lqs.admission.prompts import Prompts
 from lqs.api.app import Services, create_app
+from lqs.api.services import Control
 from lqs.config import Config
+from lqs.engine.residents import Resident, Residents
 from lqs.engine.template import ChatTemplate
 from lqs.engine.tokens import compile_markers
 from lqs.observe.alerts import Alerts, Level
 from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
+from lqs.process import in_thread
 from lqs.scheduling.core import make_door, make_scheduler
 from lqs.scheduling.desk import Desk
 from lqs.scheduling.outlook import make_outlook
@@ -72,6 +76,14 @@ class ByteModel:
         return Work()
 
 
+def the_fleet(config: Config, models: Any, log: Log) -> Fleet:
+    """All models are there for good."""
+    residents = Residents({name: Resident({}, is_pinned=True) for name in models.names()}, {}, 0)
+    for name in models.names():
+        residents.loaded(name, 0)
+    return Fleet(config, models, residents, in_thread=in_thread, plan=lambda served: None, log=log)  # type: ignore[arg-type,return-value]
+
+
 class House:
     """Everything behind the routes, and the app in front of it."""
 
@@ -94,13 +106,16 @@ class House:
         self.served = SimpleNamespace(
             name="M", index=0, config=self.config.model, is_prefix_shared=False, created=1, n_ctx=n_ctx,
             template=template and ChatTemplate(template, special_texts=SPECIAL, bos_text="<s>"),
-            template_error=template_error, is_loading=False, has_healthy_device=True, loaded=self.model,
-            load_time_left_s=lambda now_ns: 3.0, meta=lambda: {"n_ctx": n_ctx, "state": "ready"},
+            template_error=template_error, is_loading=False, is_absent=False, is_on_demand=False,
+            has_healthy_device=True, loaded=self.model,
+            slots=[], load_time_left_s=lambda now_ns: 3.0, meta=lambda: {"n_ctx": n_ctx, "state": "ready"},
         )  # fmt: skip
         self.models = SimpleNamespace(
             names=lambda: ["M"], find={"M": self.served}.get, is_loading=False, has_healthy_device=True,
-            fallback_of=lambda served: None,
+            fallback_of=lambda served: None, all=lambda: [self.served],
+            route=lambda name, version: None if version else {"M": self.served}.get(name or "M"),
         )  # fmt: skip
+        self.fleet = the_fleet(self.config, self.models, Log(self.config.log, io.StringIO()))
         self.log_text = io.StringIO()
         log = Log(self.config.log, self.log_text)
         self.ring = KeyRing(self.config)
@@ -109,7 +124,7 @@ class House:
         outlook = make_outlook(self.config, scheduler)
         self.desk = Desk(scheduler, observer, door=make_door(self.config), outlook=outlook)
         self.prompts = Prompts(self.config.prompts)
-        self.gate = Gate(self.config, desk=self.desk, models=self.models, prompts=self.prompts)
+        self.gate = Gate(self.config, desk=self.desk, models=self.models, prompts=self.prompts, fleet=self.fleet)
         self.metrics = Metrics(
             self.config, model_name="M", core=scheduler.snapshot, workers=dict,
             closed_reason=self.gate.closed_reason, door=self.desk.entrance.figures,
@@ -117,6 +132,11 @@ class House:
         observer.target = self.metrics
         self.alerts = Alerts(self.config.alerts, log, {Level.DEGRADE: self.gate.degrader.force})
         self.slot = scheduler.add_device_slot(model=0, kv_tokens=100_000, num_sequences=slots)
+        worker = SimpleNamespace(snapshot=lambda: {"num_steps": 7})
+        self.served.slots.append(SimpleNamespace(device="cpu:0", number=self.slot, state="ready", worker=worker))
+        self.asked: list[str] = []  # Of the process.
+        self.reload_problem: str | None = None
+        self.is_supervised = False
         services = Services(
             config=self.config,
             gate=self.gate,
@@ -126,9 +146,18 @@ class House:
             metrics=self.metrics,
             alerts=self.alerts,
             log=log,
+            fleet=self.fleet,
+            control=Control(self._drain, self._reload, lambda: self.is_supervised),
         )
         self.app = create_app(services, cors_origins=self.config.server.cors_origins)
         self.started: list[int] = []  # Taken by the worker, not yet looked at by the test.
+
+    def _drain(self) -> None:
+        self.asked.append("drain")
+
+    def _reload(self) -> str | None:
+        self.asked.append("reload")
+        return self.reload_problem
 
     def _key_file(self, tmp_path: Any, keys: Sequence[str]) -> str:
         path = tmp_path / "keys"

@@ -34,3 +34,18 @@ async def test_with_keys_alerts_are_shown_to_admins_alone(tmp_path):
     assert refused.status == 403
     assert refused.error["type"] == "permission_error"
     assert (await house.ask("GET", "/admin/alerts", key="admin")).status == 200
+
+
+@driven
+async def test_a_web_page_wants_a_key_where_nobody_else_does(tmp_path):
+    """Any page that a browser shows may send a call to this machine; only the answer is kept from it."""
+    origin = [(b"origin", b"https://example.org")]
+    house = House()
+    for method, path in (("POST", "/admin/drain"), ("POST", "/admin/devices/0/drain"), ("GET", "/admin/alerts")):
+        assert (await house.ask(method, path, headers=origin)).status == 403
+    assert (house.asked, house.gate.drains.holders(0)) == ([], [])
+    house = House(keys=["admin"], tmp_path=tmp_path)
+    path = tmp_path / "keys"
+    path.write_text(path.read_text().replace("}", ', "admin": true}'))
+    house.ring.reload(house.config)
+    assert (await house.ask("POST", "/admin/drain", key="admin", headers=origin)).status == 202

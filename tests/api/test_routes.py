@@ -17,13 +17,13 @@ def all_routes():
     house = House()
     services = Services(
         config=house.config, gate=house.gate, desk=house.desk, keys=house.ring, models=house.models,
-        metrics=house.metrics, alerts=house.alerts, log=None,
+        metrics=house.metrics, alerts=house.alerts, log=None, fleet=house.fleet, control=None,
     )  # fmt: skip
     return [route for route in routes(services) if isinstance(route, Route)]
 
 
 def concrete(path):
-    return path.replace("{model:path}", "M").replace("{id}", "x")
+    return path.replace("{model:path}", "M").replace("{id}", "x").replace("{slot}", "0")
 
 
 SHAPES = [

@@ -335,6 +335,17 @@ def test_lanes_share_what_is_not_drained():
     assert placed(scheduler, *long, *short) == [0, None, None, None, 0, 0, 0, None]
 
 
+def test_a_device_slot_shows_how_busy_it_is_said_to_be_and_who_waits_for_its_model():
+    scheduler = make(0, {"num_sequences": 1, "model": 0}, {"num_sequences": 1, "model": 1}, num_lanes=2)
+    scheduler.set_use(1, 70)
+    for name, model, lane in (("a", 0, SHORT), ("b", 1, SHORT), ("c", 1, SHORT), ("d", 1, LONG)):
+        submit(scheduler, name, model=model, lane=lane)
+    scheduler.round(0)
+    assert [slot["num_running"] for slot in scheduler.slots()] == [1, 1]
+    assert [slot["num_waiting"] for slot in scheduler.slots()] == [0, 2]
+    assert [slot["use_percent"] for slot in scheduler.slots()] == [0, 70]
+
+
 def test_a_weight_counts_from_the_next_start_on():
     scheduler = make(Placing.WEIGHTED_ROUND_ROBIN, {}, {})
     assert [place(scheduler) for _ in range(2)] == [0, 1]

@@ -281,7 +281,7 @@ def test_what_is_on_a_lost_card_is_dead_and_stays_out() -> None:
     house = House()
     lost: dict[str, str] = {}
     house.keeper._lost_cards = lambda: lost
-    house._slots[1].card = "GPU-a"
+    house._slots[1].cards = ("GPU-a",)
     house.look(0)
     lost["GPU-b"] = "the driver reported XID 79"
     house.look(1)

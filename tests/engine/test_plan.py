@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
 
-from lqs.engine import plan as plan_module
-from lqs.engine.plan import Machine, check_fits, make_plan, probe_machine, resolve_devices
+from lqs.engine import cores
+from lqs.engine.plan import Machine, check_fits, make_plan, probe_machine
 from lqs.engine.synth import Recipe, parse_shape, write
 from lqs.errors import ConfigError, ModelFileError, StartError
+from lqs.placement.gpus import SYSTEM_POOL, Gpu, Snapshot
+from lqs.placement.survey import survey_of
 from lqs.settings import load
 
+BY_BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 BIG = Machine(num_cores=8, memory_free_bytes=16_000_000_000)
 
 
@@ -54,22 +59,24 @@ def test_split_kv_gives_each_sequence_its_part(model: Path) -> None:
 
 def test_little_memory_means_less_context_and_none_an_error(model: Path) -> None:
     config = load(None, None, {"engine.kv_margin_mb": 0})
-    room = model.stat().st_size + 1000 * 256
+    plan = make_plan(config, model, BIG)
+    (slot,) = plan.slots
+    room = plan.weights_bytes + plan.needs.compute_bytes(slot.group) + 1000 * plan.needs.token_bytes(slot.group)
     assert make_plan(config, model, Machine(1, room)).kv_tokens == 768
     with pytest.raises(ConfigError, match="does not fit"):
         make_plan(config, model, Machine(1, 1000))
 
 
-@pytest.mark.parametrize("name", ["cuda:0", "cpu:x", "cpu:", "gpu"])
-def test_a_device_slot_that_does_not_exist_is_named(name: str) -> None:
-    with pytest.raises(ConfigError, match=name):
-        resolve_devices((name,))
+@pytest.mark.parametrize("name", ["cuda:0", "cpu:x", "cpu:", "gpu", "auto+cpu:1", "cpu:0+cpu:1"])
+def test_a_device_slot_that_does_not_exist_is_named(model: Path, name: str) -> None:
+    with pytest.raises(StartError, match=re.escape(name.partition("+")[0])):
+        make_plan(load(None, None, {"engine.devices": [name]}), model, BIG)
 
 
-def test_auto_is_the_first_cpu_and_stands_once() -> None:
-    assert resolve_devices(("auto",)) == ("cpu:0",)
+def test_auto_is_the_first_cpu_and_stands_once(model: Path) -> None:
+    assert make_plan(load(), model, BIG).devices == ("cpu:0",)
     with pytest.raises(ConfigError, match="twice"):
-        resolve_devices(("auto", "cpu:0"))
+        make_plan(load(None, None, {"engine.devices": ["auto", "cpu:0"]}), model, BIG)
 
 
 def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
@@ -88,7 +95,7 @@ def test_the_machine_has_cores_and_memory() -> None:
 def test_a_container_has_no_more_memory_than_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "memory.max").write_text("5000\n")
     (tmp_path / "memory.current").write_text("2000\n")
-    monkeypatch.setattr(plan_module, "_CGROUP", tmp_path)
+    monkeypatch.setattr(cores, "_CGROUP", tmp_path)
     assert probe_machine().memory_free_bytes == 3000
     (tmp_path / "memory.max").write_text("max\n")
     assert probe_machine().memory_free_bytes > 3000
@@ -96,10 +103,85 @@ def test_a_container_has_no_more_memory_than_its_limit(tmp_path: Path, monkeypat
 
 def test_a_plan_that_does_not_fit_says_what_would(model: Path) -> None:
     config = load(None, None, {"engine.ctx": 10_000, "engine.kv_margin_mb": 0})
-    room = Machine(1, model.stat().st_size + 1000 * 256)
+    plan = make_plan(config, model, BIG)
+    fixed = plan.weights_bytes + plan.needs.compute_bytes(plan.slots[0].group)
+    room = Machine(1, fixed + 1000 * plan.needs.token_bytes(plan.slots[0].group))
     with pytest.raises(StartError, match=r"engine\.ctx 10000 is too large here; at most (768|1024)") as caught:
         check_fits(config, make_plan(config, model, room))
     assert caught.value.exit_code == 1
     with pytest.raises(StartError, match="a smaller model"):
         check_fits(config, make_plan(config, model, Machine(1, 1000)))
     check_fits(config, make_plan(config, model, BIG))
+
+
+def on_cards(*free_gb: float | None) -> Machine:
+    """A machine with cards that have so much free; None: nobody can tell."""
+    gpus = tuple(
+        Gpu(
+            uuid=f"GPU-{n}",
+            bus_id=f"00000000:0{n}:00.0",
+            name="T4",
+            memory_free_bytes=None if free is None else int(free * 1e9),
+        )
+        for n, free in enumerate(free_gb)
+    )
+    return Machine(8, 16_000_000_000, survey_of(Snapshot(1, "", "570", gpus), BY_BUS, has_cuda=True))
+
+
+def test_each_card_gets_the_context_that_its_own_memory_holds(model: Path) -> None:
+    config = load(None, None, {"engine.devices": ["cuda:0", "cuda:1"], "engine.gpu_margin_mb": 0})
+    plan = make_plan(config, model, on_cards(10, 10))
+    fixed = plan.weights_bytes + plan.needs.compute_bytes(plan.slots[0].group)
+    a_token = plan.needs.token_bytes(plan.slots[0].group)
+    plan = make_plan(config, model, on_cards((fixed + 1000 * a_token) / 1e9, 10))
+    assert [slot.kv_tokens for slot in plan.slots] == [768, 4096]
+    assert [slot.threads for slot in plan.slots] == [1, 1]
+    assert plan.takes["GPU-0"] == fixed + 768 * a_token
+    assert plan.request_tokens_max == 1024
+    check_fits(config, plan)
+    set_ctx = load(None, None, {"engine.devices": ["cuda:0"], "engine.gpu_margin_mb": 0, "engine.ctx": 4096})
+    too_large = make_plan(set_ctx, model, on_cards((fixed + 1000 * a_token) / 1e9))
+    with pytest.raises(StartError, match=r"It does not fit on GPU-0: engine\.ctx 4096 is too large here; at most"):
+        check_fits(set_ctx, too_large)
+
+
+def test_a_model_over_two_cards_is_split_as_their_memory_stands(model: Path) -> None:
+    plan = make_plan(load(None, None, {"engine.devices": ["cuda:0+cuda:1"]}), model, on_cards(9, 3))
+    (slot,) = plan.slots
+    assert (str(slot.group), slot.parts) == ("cuda:0+cuda:1", (9e9, 3e9))
+    assert set(plan.takes) == {"GPU-0", "GPU-1"}
+    unknown = make_plan(load(None, None, {"engine.devices": ["cuda:0+cuda:1"]}), model, on_cards(9, None))
+    assert unknown.slots[0].parts == (1.0, 1.0)
+
+
+def test_where_nobody_can_tell_what_is_free_the_load_finds_out(model: Path) -> None:
+    plan = make_plan(load(None, None, {"engine.devices": ["cuda:0"]}), model, on_cards(None))
+    assert plan.kv_tokens == 4096
+    check_fits(load(), plan)
+
+
+def test_auto_is_every_card_that_may_be_used(model: Path) -> None:
+    assert make_plan(load(), model, on_cards(10, 10)).devices == ("cuda:0", "cuda:1")
+
+
+def test_unified_memory_and_cores_take_from_one_memory(model: Path) -> None:
+    """B45: it is not counted twice."""
+    gpu = Gpu(uuid="GPU-a", bus_id="00000000:01:00.0", name="GB10", is_unified=True, memory_free_bytes=16_000_000_000)
+    survey = survey_of(Snapshot(1, "", "570", (gpu,)), BY_BUS, has_cuda=True)
+    config = load(None, None, {"engine.devices": ["cuda:0", "cpu:0"]})
+    plan = make_plan(config, model, Machine(8, 16_000_000_000, survey))
+    assert list(plan.takes) == [SYSTEM_POOL]
+    assert plan.takes[SYSTEM_POOL] >= 2 * plan.weights_bytes + plan.kv_bytes
+
+
+def test_a_group_of_cores_has_its_cores_and_a_memory_of_its_own(model: Path) -> None:
+    mine = sorted(os.sched_getaffinity(0))
+    flags = {"engine.devices": ["cpu:0", "cpu:1"], "engine.cores": [str(mine[0])], "engine.memory_mb": [0, 2]}
+    plan = make_plan(load(None, None, flags), model, BIG)
+    assert [(slot.cores, slot.threads) for slot in plan.slots] == [({mine[0]}, 1), (frozenset(), 4)]
+    free, bounded = (slot.kv_tokens for slot in plan.slots)
+    assert free == 4096
+    assert bounded < free
+    assert plan.slots[1].takes[SYSTEM_POOL] <= 2_000_000
+    with pytest.raises(ConfigError, match="this process has not core 9999"):
+        make_plan(load(None, None, flags | {"engine.cores": ["9999"]}), model, BIG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from pathlib import Path
@@ -10,11 +11,15 @@ from typing import Any
 import pytest
 
 from lqs.config import Config
+from lqs.engine.catalog import Entry, plan_all
 from lqs.engine.drill import FAIL_LOAD, Break, parse_drill
-from lqs.engine.plan import make_plan
-from lqs.engine.slots import Models, Slot
+from lqs.engine.loading import Loader
+from lqs.engine.plan import Machine, make_plan
+from lqs.engine.slot import Slot
+from lqs.engine.slots import Models
 from lqs.engine.synth import Recipe, parse_shape, write
-from lqs.errors import ConfigError, EngineFailed, StartError
+from lqs.errors import ConfigError, RequestRefused, StartError
+from lqs.observe.log import Log
 from lqs.request import NS_PER_S
 from lqs.scheduling.core import make_scheduler
 from lqs.settings import load
@@ -26,6 +31,10 @@ CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_e
 class Native:
     n_ctx_train, n_params, size_bytes, eos = 1024, 7, 99, 2
     can_reuse_prefix = True
+
+
+class NoEnd(Native):
+    eos = -1
 
 
 class FakeModel:
@@ -47,8 +56,9 @@ class FakeModel:
     def token_text(self, token: int) -> str:
         return f"<{token}>"
 
-    def close(self) -> None:
+    def close(self) -> bool:
         self.calls.append("close")
+        return True
 
 
 class FakeWorker:
@@ -94,19 +104,36 @@ class House:
     def __init__(self, path: Path, drill: str = "", **flags: Any) -> None:
         self.config: Config = load(None, None, {"engine.devices": ["cpu:0", "cpu:1"], "engine.ctx": 512} | flags)
         self.core = make_scheduler(self.config, [1.0])
-        self.models = Models(
-            self.config,
-            path,
+        self.fakes: list[FakeModel] = []
+        self.log = io.StringIO()
+        loader = Loader(
             self.core,
-            make_model=FakeModel,  # type: ignore[arg-type]
+            make_model=self._make_model,  # type: ignore[arg-type]
             make_worker=FakeWorker,
+            log=Log(self.config.log, self.log),
             drill=parse_drill(drill),
         )
+        name = self.config.model.name or path.stem
+        entries = [Entry(name, path, self.config)]
+        plans = plan_all(entries, Machine(8, 16_000_000_000))
+        self.models = Models(self.config, entries, plans, self.core, loader)
         (self.name,) = self.models.names()
         served = self.models.find(self.name)
         assert served is not None
         self.served = served
-        self.fake: Any = served._model
+        # What a test changes of the model before it is loaded.
+        self.changes: dict[str, Any] = {}
+
+    def _make_model(self, path: Path) -> FakeModel:
+        fake = FakeModel(path)
+        for name, value in self.changes.items():
+            setattr(fake, name, value)
+        self.fakes.append(fake)
+        return fake
+
+    @property
+    def fake(self) -> FakeModel:
+        return self.fakes[-1]
 
     @property
     def workers(self) -> list[Any]:
@@ -115,7 +142,7 @@ class House:
 
 def test_a_drill_breaks_its_device_slot_and_no_other(path: Path) -> None:
     house = House(path, "device_slot=1 abort@step=40 abort@step=50")
-    house.models.load()
+    house.models.load_residents()
     assert [worker.calls for worker in house.workers] == [[], ["assert 40", "assert 50"]]
 
 
@@ -151,26 +178,25 @@ def test_each_part_of_a_drill_is_read() -> None:
 
 def test_a_drill_for_a_device_slot_that_there_is_not_is_told(path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no device slot 2"):
-        House(path, "device_slot=2 abort@step=1").models.load()
+        House(path, "device_slot=2 abort@step=1").models.load_residents()
 
 
 def test_one_that_cannot_be_opened_leaves_the_others_and_none_of_them_ends_it(path: Path) -> None:
     """B55."""
     house = House(path, "device_slot=0 fail-load")
-    house.models.load()
-    house.models.start()
+    house.models.load_residents()
     assert [slot.state for slot in house.models.slots] == ["failed", "ready"]
     assert house.models.has_healthy_device
     assert house.models.snapshots()["cpu:0"]["num_steps"] == 0
     house.core.round(0)
     assert [slot["is_drained"] for slot in house.core.slots()] == [True, False]
-    first = next(house.models.slots)
+    first = next(iter(house.models.slots))
     house.models.replace(first, house.models.open_again(first, first.number))
     house.core.round(1)
     assert [slot["is_drained"] for slot in house.core.slots()] == [False, False]
     assert house.models.close(5)
     with pytest.raises(StartError, match="a drill"):
-        House(path, "device_slot=0 fail-load device_slot=1 fail-load").models.load()
+        House(path, "device_slot=0 fail-load device_slot=1 fail-load").models.load_residents()
 
 
 def test_a_step_may_take_ten_times_what_was_measured() -> None:
@@ -181,20 +207,21 @@ def test_a_step_may_take_ten_times_what_was_measured() -> None:
     assert slot.stall_ns(30) == 40 * S
 
 
-def test_a_model_that_cannot_chat_says_why(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("template", "said"), [(CHATML, None), (None, "chat template is missing"), ("{% for", "template cannot be used: ")]
+)
+def test_a_model_that_cannot_chat_says_why(path: Path, template: str | None, said: str | None) -> None:
     house = House(path)
-    house.models.load()
-    assert list(house.models.template_problems()) == []
-    house.served.template = None
-    assert list(house.models.template_problems()) == [(house.name, "is missing")]
-    house.served.template_error = "line 1"
-    assert list(house.models.template_problems()) == [(house.name, "cannot be used: line 1")]
+    house.changes = {"chat_template": template}
+    house.models.load_residents()
+    assert ("no chat" in house.log.getvalue()) == (said is not None)
+    assert said is None or said in house.log.getvalue()
 
 
 def test_a_context_is_told_its_padded_size_and_a_step_fits_it(path: Path) -> None:
     """B15: 300 tokens promised; llama.cpp makes 512 cells, and takes no larger step than that."""
     house = House(path, **{"engine.ctx": 300, "engine.n_batch": 600})
-    house.models.load()
+    house.models.load_residents()
     assert {(w.settings["n_ctx"], w.settings["n_batch"]) for w in house.workers} == {(512, 512)}
     assert house.served.n_ctx == 300
 
@@ -217,8 +244,9 @@ def test_kv_is_promised_for_the_longest_answer_where_it_cannot_grow(
 ) -> None:
     monkeypatch.setattr(Native, "can_reuse_prefix", can_cut)
     house = House(path, **flags)
-    house.models.load()
-    assert list(house.models.kv_problems()) == ([] if said is None else [(house.name, said)])
+    house.models.load_residents()
+    assert house.served.kv_problem == said
+    assert said is None or f"KV: {said}" in house.log.getvalue()
     assert {worker.settings["swap_bytes"] for worker in house.workers} == {256_000_000}
 
 
@@ -229,8 +257,8 @@ def test_kv_that_takes_other_than_planned_is_told(
     planned = make_plan(load(), path).kv_bytes_per_token
     monkeypatch.setattr(FakeWorker, "kept", planned * share)
     house = House(path)
-    house.models.load()
-    assert [f"and {planned} were planned" in text for _, text in house.models.kv_problems()] == [True] * is_told
+    house.models.load_residents()
+    assert (f"and {planned} were planned" in (house.served.kv_problem or "")) == is_told
 
 
 def test_until_it_is_loaded_a_model_says_so(path: Path) -> None:
@@ -239,7 +267,7 @@ def test_until_it_is_loaded_a_model_says_so(path: Path) -> None:
     assert house.models.is_loading
     assert (served.state, served.model, served.has_healthy_device) == ("loading", None, False)
     assert served.meta() == {"state": "loading", "devices": []}
-    with pytest.raises(EngineFailed):
+    with pytest.raises(RequestRefused):
         _ = served.loaded
     assert house.models.find("other") is None
 
@@ -248,14 +276,15 @@ def test_the_time_left_follows_what_is_loaded(path: Path) -> None:
     house = House(path)
     now_ns = time.monotonic_ns() + 10 * S
     assert house.served.load_time_left_s(now_ns) == 5
-    house.fake.progress = 0.25
+    fake = FakeModel(path)
+    house.served.renew(fake)  # type: ignore[arg-type]
+    fake.progress = 0.25
     assert house.served.load_time_left_s(now_ns) == pytest.approx(30, rel=0.1)
 
 
 def test_a_loaded_model_has_a_worker_on_each_device_slot(path: Path) -> None:
     house = House(path)
-    plan = house.models.load()
-    house.models.start()
+    plan = house.models.load_residents()
     assert not house.models.is_loading
     assert house.models.has_healthy_device
     assert house.served.devices == ["cpu:0", "cpu:1"]
@@ -267,15 +296,15 @@ def test_a_loaded_model_has_a_worker_on_each_device_slot(path: Path) -> None:
     settings = house.workers[0].settings
     assert (settings["n_seq"], settings["n_batch"]) == (32, 512)
     assert house.models.snapshots()["cpu:1"] == {"num_steps": 3, "is_healthy": True, "state": "ready", "slot": 1}
+    workers = house.workers
     assert house.models.close(5)
-    assert [worker.calls for worker in house.workers] == [["stop", "close"]] * 2
+    assert [worker.calls for worker in workers] == [["stop", "close"]] * 2
     assert house.fake.calls == ["load", "close"]
 
 
 def test_a_dead_or_stalled_worker_is_not_healthy(path: Path) -> None:
     house = House(path)
-    house.models.load()
-    house.models.start()
+    house.models.load_residents()
     now_ns = time.monotonic_ns()
     dead, stalled = house.workers
     dead.state = "dead"
@@ -291,8 +320,7 @@ def test_a_dead_or_stalled_worker_is_not_healthy(path: Path) -> None:
 @pytest.mark.parametrize("kind", ["parked", "hung"])
 def test_nothing_under_a_thread_that_does_not_end_is_freed(path: Path, kind: str) -> None:
     house = House(path)
-    house.models.load()
-    house.models.start()
+    house.models.load_residents()
     bad, good = house.workers
     bad.is_parked, bad.hangs = kind == "parked", kind == "hung"
     assert not house.models.close(0.05)
@@ -310,20 +338,18 @@ def test_a_slot_that_was_never_started_is_closed_too() -> None:
 
 def test_a_broken_template_leaves_plain_completions(path: Path) -> None:
     house = House(path)
-    house.fake.chat_template = "{% for"
-    house.models.load()
+    house.changes = {"chat_template": "{% for"}
+    house.models.load_residents()
     assert house.served.template is None
     assert house.served.template_error
-    house.models.start()
     assert house.served.meta()["chat_template"] == house.served.template_error
     assert house.models.close(5)
 
 
 def test_a_model_without_a_template_says_so(path: Path) -> None:
     house = House(path, **{"model.name": "my-model"})
-    house.fake.chat_template, house.fake.bos, house.fake.native = None, None, Native()
-    house.models.load()
-    house.models.start()
+    house.changes = {"chat_template": None, "bos": None}
+    house.models.load_residents()
     assert house.name == "my-model"
     assert house.served.meta()["chat_template"] == "none"
     assert house.models.close(5)
@@ -333,8 +359,8 @@ def test_the_config_can_bring_its_own_template(path: Path, tmp_path: Path) -> No
     own = tmp_path / "own.jinja"
     own.write_text("{{ messages[0].content }}")
     house = House(path, **{"model.chat_template": str(own)})
-    house.fake.bos, house.fake.native.eos = None, -1
-    house.models.load()
+    house.changes = {"bos": None, "native": NoEnd()}
+    house.models.load_residents()
     assert house.served.template is not None
     segments = house.served.template.render([{"role": "user", "content": "hi"}])
     assert "".join(segment.text for segment in segments) == "hi"
@@ -343,4 +369,4 @@ def test_the_config_can_bring_its_own_template(path: Path, tmp_path: Path) -> No
 def test_a_template_file_that_is_not_there_is_named(path: Path) -> None:
     house = House(path, **{"model.chat_template": "nowhere.jinja"})
     with pytest.raises(StartError, match=r"nowhere\.jinja"):
-        house.models.load()
+        house.models.load_residents()

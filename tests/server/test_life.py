@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -225,14 +226,14 @@ def test_a_reload_with_no_plain_key_file_changes_nothing_and_none_is_told(
 
 
 def test_a_device_slot_that_cannot_be_opened_ends_the_server_with_1(model: str) -> None:
-    def fail() -> None:
+    def fail(tell: object) -> None:
         raise DeviceError("no room")
 
     async def scene(port: int) -> None:
         await asyncio.sleep(0)
 
     server = build(config_for(model))
-    server._models.load = fail  # type: ignore[assignment,method-assign]
+    server._models.load_residents = fail  # type: ignore[assignment,method-assign]
     assert live(server, scene) == 1
 
 
@@ -280,3 +281,66 @@ def test_a_thread_that_does_not_end_and_a_failed_http_server_are_reported(
     assert live(server, scene) == 0
     assert server.hung == ["workers", "lqs-scheduler"]
     assert "RuntimeError" in capsys.readouterr().err
+
+
+def test_a_hand_over_serves_who_is_connected_and_accepts_nobody(model: str) -> None:
+    """Two requests run, a third comes on a connection that was there before; a fourth connection is a successor's."""
+
+    async def scene(port: int) -> None:
+        await until(port, "/readyz", 200)
+        reader, writer = await asyncio.open_connection(HOST, port)
+        running = [asyncio.create_task(ask(port, "POST", "/v1/completions", prompt(200))) for _ in range(2)]
+        await eventually(lambda: server._desk.num_inside == 2)
+        server.hand_over()
+        await eventually(lambda: not any(each.is_serving() for each in server._http.servers))
+        writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"\r\nconnection: close\r\n" in answer.lower()
+        writer.close()
+        # The kernel holds it for whoever accepts next.
+        waiting = asyncio.create_task(ask(port, "GET", "/livez"))
+        assert [status for status, *_ in await asyncio.gather(*running)] == [200, 200]
+        successor, _ = await asyncio.get_running_loop().sock_accept(listening)
+        with successor:
+            await asyncio.get_running_loop().sock_recv(successor, 1000)
+            await asyncio.get_running_loop().sock_sendall(successor, b"HTTP/1.1 204 No Content\r\n\r\n")
+        assert (await waiting)[0] == 204
+
+    with socket.create_server((HOST, 0)) as listening:
+        listening.setblocking(False)
+        server = build(config_for(model), passed=listening.dup())
+        assert live(server, scene) == 0
+    assert server.hung == []
+
+
+def test_what_is_left_at_the_end_of_a_hand_over_is_told(model: str) -> None:
+    async def scene(port: int) -> None:
+        await until(port, "/readyz", 200)
+        sent = [asyncio.create_task(ask(port, "POST", "/v1/completions", prompt(500))) for _ in range(3)]
+        await eventually(lambda: server._desk.num_inside == 3)
+        server.hand_over()
+        answers = await asyncio.gather(*sent)
+        assert {headers.get("x-lqs-reason") for _, headers, _ in answers} == {"draining"}
+
+    server = build(config_for(model, **{"server.drain_s": 0}))
+    assert live(server, scene) == 0
+    assert server._desk.num_inside == 0
+
+
+def test_a_stop_turns_a_hand_over_into_a_drain(model: str) -> None:
+    async def scene(port: int) -> None:
+        await until(port, "/readyz", 200)
+        _, writer = await asyncio.open_connection(HOST, port)
+        sent = asyncio.create_task(ask(port, "POST", "/v1/completions", prompt(200)))
+        await eventually(lambda: server._desk.num_inside == 1)
+        server.hand_over()
+        await eventually(lambda: not any(each.is_serving() for each in server._http.servers))
+        assert server._gate.closed_reason() is None
+        server.stop()
+        await eventually(lambda: server._gate.closed_reason() == "draining")
+        assert (await sent)[0] == 200
+        writer.close()
+
+    server = build(config_for(model))
+    assert live(server, scene) == 0

@@ -56,6 +56,9 @@ class Play:
     def stop(self) -> None:
         self.calls.append("stop")
 
+    def hand_over(self) -> None:
+        self.calls.append("hand over")
+
     def reload(self) -> None:
         self.calls.append("reload")
 
@@ -72,6 +75,7 @@ class Play:
     [
         ((signal.SIGHUP, signal.SIGTERM), ["reload", "stop"]),
         ((signal.SIGINT,), ["stop"]),
+        ((signal.SIGUSR1, signal.SIGTERM), ["hand over", "stop"]),
         ((signal.SIGTERM, signal.SIGTERM), ["stop", "leave 1", "stop"]),
     ],
 )
@@ -83,6 +87,22 @@ def test_the_first_signal_drains_and_the_second_leaves(
     monkeypatch.setattr(process, "leave", lambda code: play.calls.append(f"leave {code}"))
     assert serve.run(load()) == 0
     assert play.calls == calls
+
+
+def test_a_hangup_before_the_server_is_there_is_heeded_when_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Play()
+    monkeypatch.setattr(serve, "build", lambda *_, **__: play)
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        hangup = process.Hangup()
+        serve.run(load(), hangup=hangup)
+        assert play.calls == []
+        hangup = process.Hangup()
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert serve.run(load(), hangup=hangup) == 0
+        assert play.calls == ["reload"]
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_process_with_a_hung_thread_leaves_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,15 +124,14 @@ def test_every_file_that_the_system_allows_may_be_open(monkeypatch: pytest.Monke
 
 
 def test_the_command_serves_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lqs.commands import serve as command
+    seen: list[Any] = []
 
-    seen = []
-
-    def run(config: Any, reload_config: Any, drill: Any) -> int:
+    def run(config: Any, reload_config: Any, hangup: Any, drill: Any, passed: Any) -> int:
         seen.extend([config.server.port, reload_config().server.port, *drill])
+        assert (hangup.was_asked, passed) == (False, None)
         return 3
 
-    monkeypatch.setattr(command, "run_server", run)
+    monkeypatch.setattr(serve, "run", run)
     assert main(["serve", "--port", "9", "--chaos", "device_slot=1 abort@step=40"]) == 3
     assert seen == [9, 9, Break(1, "assert", 40)]
     assert main(["serve", "--chaos", "abort"]) == 2

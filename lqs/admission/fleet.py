@@ -1,0 +1,283 @@
+"""Who uses which model, and which models come and go for that.
+
+A model is held by each request from the moment it is let in until it is over. Nothing is unloaded that is
+held. What is to come and go `Residents` decides; here it is done, and who waits for a model is told.
+
+    use(served)      ready: at once. On demand and absent: wait for it, in the line of its class
+    load, unload     what an admin wants; a model that is on demand comes back with the next request
+    tend             does what is due; called after each change and now and then
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lqs.engine.residents import Deed, Resident, Residents, Standing
+from lqs.errors import RequestRefused, StartError
+from lqs.observe.log import Log
+from lqs.request import NS_PER_S
+
+if TYPE_CHECKING:
+    from lqs.config import Config
+    from lqs.engine.plan import Plan
+    from lqs.engine.served import Served
+    from lqs.engine.slots import Models
+
+# A load that failed is not tried again for so long, and twice as long after each further failure.
+_AGAIN_S, _AGAIN_S_MAX = 5.0, 320.0
+_OFF_RETRY_S = 30.0
+# How often a model that is to leave is asked whether it is empty.
+_EMPTY_POLL_S = 0.02
+
+# Calls a function in a thread of its own, under a name.
+InThread = Callable[[Callable[[], Any], str], Awaitable[Any]]
+
+
+class LoadFailed(RequestRefused):
+    """The model could not be loaded."""
+
+
+class Fleet:
+    """The holds on models, and the loads.
+
+    `plan` plans a model anew by what is free now; it is called in a thread. Owner: the event loop.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        models: Models,
+        residents: Residents,
+        *,
+        in_thread: InThread,
+        plan: Callable[[Served], Plan],
+        log: Log,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._close_s = config.server.close_s
+        self._models = models
+        self._residents = residents
+        self._in_thread = in_thread
+        self._plan = plan
+        self._log = log
+        self._now_ns = now_ns
+        self._names = models.names()  # By number.
+        self._holds: Counter[str] = Counter()
+        self._waiters: defaultdict[str, list[asyncio.Future[None]]] = defaultdict(list)
+        self._not_before_ns: dict[str, int] = {}
+        self._num_failures: Counter[str] = Counter()
+        self._reasons: dict[str, str] = {}
+        self._off: set[str] = set()  # An admin unloaded them: they do not come by themselves.
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.hung: list[str] = []
+
+    def came(self, served: Served) -> None:
+        """A model that is there from the start can be used."""
+        self._residents.loaded(served.name, self._now_ns())
+
+    @asynccontextmanager
+    async def use(self, served: Served) -> AsyncIterator[None]:
+        """Hold a model, once it is there. Raises RequestRefused if it does not come."""
+        await self.have(served)
+        try:
+            yield
+        finally:
+            self.release(served.index)
+
+    def try_have(self, served: Served) -> bool:
+        """Hold a model if it is there."""
+        name = served.name
+        self._residents.use(name, self._now_ns())
+        is_there = self._residents.standing(name) is Standing.READY
+        self._holds[name] += is_there
+        return is_there
+
+    async def have(self, served: Served) -> None:
+        """Hold a model until `release`; wait for it first, if it comes on demand. Raises RequestRefused."""
+        if self.try_have(served):
+            return
+        name, now_ns = served.name, self._now_ns()
+        if name in self._off or not served.is_on_demand or now_ns < self._not_before_ns.get(name, 0):
+            raise self._refusal(served)
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters[name].append(waiter)
+        self._residents.want(name, now_ns)
+        self.tend()
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            self._give_up(served, waiter)
+            raise
+
+    def release(self, index: int) -> None:
+        """One use less of the model of that number."""
+        name = self._names[index]
+        self._holds[name] -= 1
+        self._residents.use(name, self._now_ns())
+        if not self._holds[name] and self._residents.has_line:
+            self.tend()
+
+    def load(self, served: Served) -> None:
+        """Bring a model, as soon as there is room."""
+        name = served.name
+        self._off.discard(name)
+        self._not_before_ns.pop(name, None)
+        self._residents.want(name, self._now_ns())
+        self.tend()
+
+    def unload(self, served: Served) -> None:
+        """Let nobody new use a model, and take it out of memory when nobody does."""
+        name = served.name
+        if not served.is_on_demand:
+            self._off.add(name)
+        self._residents.dismiss(name)
+        self._tell(name, self._refusal(served))
+        self.tend()
+
+    def shape(self, served: Served) -> dict[str, Any]:
+        """How a model stands, for an admin."""
+        standing = self._residents.standing(served.name)
+        return {
+            "id": served.name,
+            "object": "model",
+            "standing": str(standing),
+            "state": served.state,
+            "progress": round(served.progress, 3),
+            "on_demand": served.is_on_demand,
+            "users": self._holds[served.name],
+            "waiting": len(self._waiters[served.name]),
+            "devices": served.devices,
+            "takes": dict(self._models.plan_of(served).takes),
+            "failure": self._reasons.get(served.name),
+        }
+
+    def tend(self) -> None:
+        """Do what is due."""
+        # Before every step: who waited for a model that has come uses it before it could leave again.
+        self._let_in()
+        while (step := self._residents.next(self._is_used, self._now_ns())) is not None:
+            served = self._models.find(step.name)
+            assert served is not None
+            deed = self._load(served) if step.deed is Deed.LOAD else self._unload(served)
+            task = asyncio.get_running_loop().create_task(deed)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            self._let_in()
+        self._let_in()
+
+    async def close(self) -> None:
+        """Wait for no load any more: what libllama works on is left to its thread."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            self.hung.append("lqs-load")
+            await asyncio.wait(self._tasks)
+
+    def _is_used(self, name: str) -> bool:
+        return self._holds[name] > 0
+
+    def _give_up(self, served: Served, waiter: asyncio.Future[None]) -> None:
+        """Who waited leaves; perhaps just as it was let in."""
+        name = served.name
+        if waiter.done() and not waiter.cancelled():
+            if waiter.exception() is None:
+                self.release(served.index)
+            return
+        self._waiters[name].remove(waiter)
+        if not self._waiters[name]:
+            self._residents.forget(name)
+            self.tend()
+
+    def _let_in(self) -> None:
+        """Those who wait for a model that is there have it before anything else can happen to it."""
+        for name in [name for name, waiters in self._waiters.items() if waiters]:
+            if self._residents.standing(name) is not Standing.READY:
+                continue
+            for waiter in self._waiters.pop(name):
+                if not waiter.done():
+                    self._holds[name] += 1
+                    waiter.set_result(None)
+
+    def _tell(self, name: str, refusal: RequestRefused) -> None:
+        for waiter in self._waiters.pop(name, ()):
+            if not waiter.done():
+                waiter.set_exception(refusal)
+
+    async def _load(self, served: Served) -> None:
+        name, loop = served.name, asyncio.get_running_loop()
+        served.is_absent = False
+        self._log.info("loading", model=name)
+
+        load = partial(self._models.load_one, served, loop.call_soon_threadsafe)
+        try:
+            plan = await self._in_thread(partial(self._plan, served), f"lqs-plan-{name}"[:15])
+            self._models.replan(served, plan)
+            await self._in_thread(load, f"lqs-load-{name}"[:15])
+        except StartError as error:
+            await self._leave(served)
+            self._fail(served, str(error))
+            return
+        self._num_failures[name] = 0
+        self._reasons.pop(name, None)
+        self._residents.loaded(name, self._now_ns())
+        self._log.info("loaded", model=name, devices=",".join(served.devices))
+        self.tend()
+
+    def _fail(self, served: Served, reason: str) -> None:
+        name, now_ns = served.name, self._now_ns()
+        wait_s = min(_AGAIN_S * 2 ** self._num_failures[name], _AGAIN_S_MAX)
+        self._num_failures[name] += 1
+        self._not_before_ns[name] = now_ns + int(wait_s * NS_PER_S)
+        self._reasons[name] = reason
+        self._log.error("model not loaded", model=name, reason=reason, again_s=wait_s)
+        self._residents.gone(name, now_ns)
+        self._tell(name, self._refusal(served))
+        self.tend()
+
+    async def _leave(self, served: Served) -> bool:
+        """Give back all that a model takes."""
+        name = served.name
+        self._models.close_to_newcomers(served)
+        while not self._models.is_empty(served):  # noqa: ASYNC110 The core tells nobody when it is.
+            await asyncio.sleep(_EMPTY_POLL_S)
+        leave = partial(self._models.leave, served, self._close_s)
+        has_left: bool = await self._in_thread(leave, f"lqs-unload-{name}"[:15])
+        return has_left
+
+    async def _unload(self, served: Served) -> None:
+        name = served.name
+        if await self._leave(served):
+            self._log.info("unloaded", model=name)
+        else:
+            self.hung.append("workers")
+            self._log.error("unloaded, but its memory is not free: a thread stands in it", model=name)
+        self._residents.gone(name, self._now_ns())
+        self.tend()
+
+    def _refusal(self, served: Served) -> RequestRefused:
+        """Why a model is not there, for a client."""
+        name, now_ns = served.name, self._now_ns()
+        if name in self._off:
+            return LoadFailed("no_device", "The model is not loaded.", retry_after_s=_OFF_RETRY_S)
+        left_s = (self._not_before_ns.get(name, 0) - now_ns) / NS_PER_S
+        if left_s > 0:
+            return LoadFailed("no_device", "The model could not be loaded.", retry_after_s=left_s)
+        wait_s = served.load_time_left_s(now_ns)
+        return LoadFailed("model_loading", "The model is loading.", retry_after_s=wait_s)
+
+
+def make_residents(config: Config, models: Models, room: Mapping[str, int]) -> Residents:
+    """The models and their memory; `room` is what is free of each pool beside the margin."""
+    bound = config.engine.loaded_mb * 1_000_000
+    known = {
+        served.name: Resident(models.plan_of(served).takes, is_pinned=not served.is_on_demand)
+        for served in models.all()
+    }
+    bounded = {pool: min(free, bound) if bound else free for pool, free in room.items()}
+    return Residents(known, bounded, int(config.engine.load_patience_s * NS_PER_S))

@@ -1,0 +1,60 @@
+"""`/admin/models`: which models are in memory, and what an admin wants of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from lqs.api.admin import check_admin
+from lqs.api.errors import send_json
+from lqs.api.intake import no_such_model
+from lqs.api.services import Services
+
+if TYPE_CHECKING:
+    from lqs.admission.fleet import Fleet
+    from lqs.engine.served import Served
+
+
+def admin_model_routes(services: Services) -> list[BaseRoute]:
+    """Return the paths. What loads and unloads answers 202 at once; how far it is `GET /admin/models` tells."""
+    fleet = services.fleet
+    return [
+        Route("/admin/models", Listing(services), methods=["GET"]),
+        Route("/admin/models/{model:path}/load", Change(services, fleet.load), methods=["POST"]),
+        Route("/admin/models/{model:path}/unload", Change(services, fleet.unload), methods=["POST"]),
+    ]
+
+
+class Listing:
+    """Every model: where it stands between file and memory, who uses it, who waits for it."""
+
+    def __init__(self, services: Services) -> None:
+        self._models = services.models
+        self._fleet: Fleet = services.fleet
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        check_admin(scope)
+        data = [self._fleet.shape(served) for served in self._models.all()]
+        await send_json(send, msgspec.json.encode({"object": "list", "data": data}))
+
+
+class Change:
+    """Has a model loaded or unloaded. Raises NotFound."""
+
+    def __init__(self, services: Services, change: Callable[[Served], None]) -> None:
+        self._models = services.models
+        self._fleet: Fleet = services.fleet
+        self._change = change
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        check_admin(scope)
+        name = scope["path_params"]["model"]
+        served = self._models.find(name)
+        if served is None:
+            raise no_such_model(name)
+        self._change(served)
+        await send_json(send, msgspec.json.encode(self._fleet.shape(served)), 202)

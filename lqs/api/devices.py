@@ -1,0 +1,171 @@
+"""`/admin/devices`: the device slots, each drained, opened again and weighted by hand.
+
+A device slot goes by its number or by the name of its device.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qs
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from lqs.api.admin import check_admin
+from lqs.api.errors import send_json
+from lqs.api.intake import read_body
+from lqs.api.services import Services
+from lqs.api.wire import read
+from lqs.errors import BadRequest, NotFound
+from lqs.scheduling.drains import is_empty
+
+if TYPE_CHECKING:
+    from lqs.engine.served import Served
+    from lqs.engine.slot import Slot
+
+# How long a call may wait until a device slot is empty.
+_WAIT_S_MAX = 3600.0
+# The scheduler hears of a drain in its next round; one that is idle shows as drained at once.
+_HEARD_S = 0.1
+_WEIGHT_MAX = 1e6
+
+
+class DeviceSlot(NamedTuple):
+    """A device slot and the model that it serves."""
+
+    served: Served
+    slot: Slot
+
+
+class DeviceSlots:
+    """The device slots as an admin sees them. Owner: the event loop."""
+
+    def __init__(self, services: Services) -> None:
+        self._models = services.models
+        self._scheduler = services.desk.scheduler
+        self._drains = services.gate.drains
+
+    def all(self) -> Iterator[DeviceSlot]:
+        """Every device slot, models in their order."""
+        for name in self._models.names():
+            served = self._models.find(name)
+            if served is not None:
+                yield from (DeviceSlot(served, slot) for slot in served.slots)
+
+    def find(self, name: str) -> DeviceSlot:
+        """The one of that number or device. Raises NotFound."""
+        for each in self.all():
+            if name in (str(each.slot.number), each.slot.device):
+                return each
+        raise NotFound("There is no such device slot; GET /admin/devices lists them.", code="device_not_found")
+
+    def shown(self, slots: Sequence[DeviceSlot]) -> list[dict[str, Any]]:
+        """How they are now."""
+        figures = self._scheduler.slots()
+        return [self._shown(each, figures[each.slot.number]) for each in slots]
+
+    def _shown(self, each: DeviceSlot, figures: Mapping[str, Any]) -> dict[str, Any]:
+        number = each.slot.number
+        return {
+            "object": "device_slot",
+            "slot": number,
+            "device": each.slot.device,
+            "model": each.served.name,
+            "state": self._state(each, figures),
+            "held_by": self._drains.holders(number),
+            "running": figures["num_running"],
+            "waiting": figures["num_waiting"],
+            "sequences": figures["num_sequences"],
+            "kv_tokens": {"used": figures["used"], "reserved": figures["reserved"], "total": figures["capacity"]},
+            "weight": figures["weight"],
+            "use_percent": figures["use_percent"],
+            "steps": each.slot.worker.snapshot()["num_steps"],
+        }
+
+    def _state(self, each: DeviceSlot, figures: Mapping[str, Any]) -> str:
+        if figures["is_dead"]:
+            return "dead"
+        if each.served.is_loading:
+            return "loading"
+        if self._drains.holders(each.slot.number):
+            return "drained" if is_empty(figures) else "draining"
+        return each.slot.state
+
+    async def set_drained(self, slots: Sequence[DeviceSlot], scope: Scope, *, undrain: bool) -> list[dict[str, Any]]:
+        """Drain or open them, wait for as long as the caller wants, and say how they are then."""
+        check_admin(scope)
+        wait_s = _wait_s(scope)
+        change = self._drains.release if undrain else self._drains.hold
+        for each in slots:
+            change(each.slot.number, time.monotonic_ns())
+        if not undrain:
+            numbers = [each.slot.number for each in slots]
+            await self._drains.wait_empty(numbers, max(wait_s, _HEARD_S))
+        return self.shown(slots)
+
+
+class DeviceList:
+    """`GET /admin/devices`."""
+
+    def __init__(self, services: Services) -> None:
+        self._slots = DeviceSlots(services)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        check_admin(scope)
+        shown = self._slots.shown(list(self._slots.all()))
+        await send_json(send, msgspec.json.encode({"object": "list", "pid": os.getpid(), "data": shown}))
+
+
+class DeviceDrain:
+    """`POST /admin/devices/{slot}/drain?wait=SECONDS` and `.../undrain`."""
+
+    def __init__(self, services: Services, *, undrain: bool = False) -> None:
+        self._slots = DeviceSlots(services)
+        self._undrain = undrain
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        check_admin(scope)
+        each = self._slots.find(scope["path_params"]["slot"])
+        (shown,) = await self._slots.set_drained([each], scope, undrain=self._undrain)
+        await send_json(send, msgspec.json.encode(shown))
+
+
+class Weight(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a call that gives a device slot another weight."""
+
+    weight: float
+
+
+class DeviceWeight:
+    """`POST /admin/devices/{slot}/weight`; until the config is read again."""
+
+    def __init__(self, services: Services) -> None:
+        self._slots = DeviceSlots(services)
+        self._scheduler = services.desk.scheduler
+        self._decoder = msgspec.json.Decoder(Weight)
+        self._depth_max = services.config.server.body_depth_max
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        check_admin(scope)
+        each = self._slots.find(scope["path_params"]["slot"])
+        weight = (await read(self._decoder, await read_body(receive), self._depth_max)).weight
+        if not 0 < weight <= _WEIGHT_MAX:
+            raise BadRequest(f"A weight is above 0 and at most {_WEIGHT_MAX:.0f}.", param="weight")
+        self._scheduler.set_weight(each.slot.number, weight)
+        (shown,) = self._slots.shown([each])
+        await send_json(send, msgspec.json.encode(shown))
+
+
+def _wait_s(scope: Scope) -> float:
+    """How long the caller wants to wait, in seconds."""
+    (text, *_) = parse_qs(scope["query_string"].decode("ascii", "replace")).get("wait", ["0"])
+    try:
+        wait_s = float(text)
+    except ValueError:
+        wait_s = -1.0
+    if not 0 <= wait_s <= _WAIT_S_MAX:
+        raise BadRequest(f"wait is a number of seconds, at most {_WAIT_S_MAX:.0f}.", param="wait")
+    return wait_s

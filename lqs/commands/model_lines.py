@@ -1,0 +1,70 @@
+"""What `lqs check` says of each model, and of the memory that all take together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from lqs.engine.catalog import Entry
+from lqs.engine.plan import Plan
+from lqs.placement.gpus import SYSTEM_POOL
+
+_MB = 1_000_000
+
+
+def model_lines(entry: Entry, plan: Plan) -> Iterator[str]:
+    """A model on its device slots."""
+    engine, num_slots = entry.config.engine, len(plan.slots)
+    yield f"model      {entry.path.name}, context {plan.n_ctx_train} tokens{_names(entry)}"
+    on_cpu = [slot for slot in plan.slots if slot.group.is_cpu]
+    threads = f", {on_cpu[0].threads} threads each" if on_cpu else ""
+    yield f"devices    {', '.join(plan.devices)}{threads}"
+    for slot in plan.slots:
+        if len(slot.parts) > 1:
+            shares = ", ".join(f"{part / sum(slot.parts):.0%}" for part in slot.parts)
+            yield f"           {slot.group}: one device slot, layers split {shares}"
+    shared = (
+        "shared by the device slots" if len(on_cpu) == num_slots else "once for those on cores, once for each other"
+    )
+    yield f"weights    {plan.weights_bytes // _MB} MB, {shared}"
+    sizes = {slot.kv_tokens for slot in plan.slots}
+    if len(sizes) == 1:
+        count = f"{plan.kv_tokens} tokens x {plan.kv_bytes_per_token} bytes x {num_slots}"
+    else:
+        each = ", ".join(f"{slot.group} {slot.kv_tokens}" for slot in plan.slots)
+        count = f"tokens: {each}; x {plan.kv_bytes_per_token} bytes"
+    yield f"KV         {count} = {plan.kv_bytes // _MB} MB"
+    buffers = ", ".join(f"{plan.needs.compute_bytes(slot.group) // _MB}" for slot in plan.slots)
+    yield f"compute    {buffers} MB for buffers of each device slot, about"
+    yield f"sequences  {engine.parallel} per device slot, {engine.parallel * num_slots} in all"
+    yield f"a request  at most {plan.request_tokens_max} tokens, prompt and answer together"
+
+
+def memory_lines(plans: Sequence[Plan], entries: Sequence[Entry]) -> Iterator[str]:
+    """What all that are there from the start take of each memory, and what the margin leaves."""
+    taken: Counter[str] = Counter()
+    room: dict[str, int | None] = {}
+    for plan, entry in zip(plans, entries, strict=True):
+        room |= plan.all_room
+        if not entry.model.on_demand:
+            taken.update(plan.takes)
+    config = entries[0].config
+    for number, (pool, free) in enumerate(room.items()):
+        margin = config.engine.kv_margin_mb if pool == SYSTEM_POOL else config.engine.gpu_margin_mb
+        left = "unknown what is free" if free is None else f"{taken[pool] // _MB} of {max(free, 0) // _MB} MB are taken"
+        where = "this machine" if pool == SYSTEM_POOL else pool
+        yield f"{'' if number else 'margin':11}{margin} MB; beside it, of {where}: {left}"
+
+
+def _names(entry: Entry) -> str:
+    """What else there is to say of it."""
+    words = []
+    if entry.name != entry.path.name.removesuffix(".gguf"):
+        words.append(f"as {entry.name}")
+    if entry.model.aliases:
+        words.append(f"also {', '.join(entry.model.aliases)}")
+    if entry.model.share != 1:
+        words.append(f"share {entry.model.share:g}")
+    if entry.model.on_demand:
+        words.append("on demand")
+    return "".join(f", {word}" for word in words)

@@ -1,0 +1,211 @@
+"""Which models are in memory: who may come, who has to leave for it, and when. Decides only, and knows no clock.
+
+    absent --want--> waiting --load--> loading --loaded--> ready --unload--> absent
+                        |                 |                  |  ^
+                        |                 +--failed--> absent |  +--- nobody waits any more
+                        +-- in order of coming               closed: no newcomers, who is in goes on
+
+The models that wait for memory stand in one line and none passes another, so each comes to its turn. For the
+first of them what is unused for longest leaves; a model that somebody uses never does. Where all are used,
+the one that was used least lately is closed to newcomers once the first has waited for the patience: then it
+runs empty, and leaves. Newcomers of a closed model wait at the end of the same line, so with more models in
+use than memory for them each has its turn in rounds.
+
+One load runs at a time: two that are decided at once would count on the same memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Standing(StrEnum):
+    """Where a model is between file and memory."""
+
+    ABSENT = "absent"
+    WAITING = "waiting"
+    LOADING = "loading"
+    READY = "ready"
+    CLOSED = "closed"
+    UNLOADING = "unloading"
+
+
+class Deed(StrEnum):
+    """What is to be done next."""
+
+    LOAD = "load"
+    UNLOAD = "unload"
+
+
+class Step(NamedTuple):
+    """One deed; whoever does it says how it went."""
+
+    deed: Deed
+    name: str
+
+
+@dataclass(slots=True)
+class Resident:
+    """What is known of one model. `takes` are bytes by pool; a pinned one leaves only when it is told to."""
+
+    takes: Mapping[str, int]
+    is_pinned: bool
+    standing: Standing = Standing.ABSENT
+    used_ns: int = 0
+    waits_since_ns: int = 0
+    is_leaving: bool = False  # It was told to.
+
+
+_IN_MEMORY = (Standing.LOADING, Standing.READY, Standing.CLOSED, Standing.UNLOADING)
+# Those can be used, or at least are.
+_THERE = (Standing.READY, Standing.CLOSED)
+
+
+class Residents:
+    """The models by name. `room` are bytes by pool that all together may take; a pool that is not in it has no bound.
+
+    Owner: the event loop.
+    """
+
+    def __init__(self, models: Mapping[str, Resident], room: Mapping[str, int], patience_ns: int) -> None:
+        self._models = dict(models)
+        self._room = room
+        self._patience_ns = patience_ns
+        self._line: list[str] = []
+
+    def standing(self, name: str) -> Standing:
+        """Where it is."""
+        return self._models[name].standing
+
+    def want(self, name: str, now_ns: int) -> None:
+        """Somebody waits for it. Nothing happens if it is there, or comes already."""
+        model = self._models[name]
+        if model.standing is Standing.ABSENT:
+            model.standing, model.waits_since_ns = Standing.WAITING, now_ns
+            self._line.append(name)
+        elif model.standing in (Standing.CLOSED, Standing.UNLOADING) and name not in self._line:
+            model.waits_since_ns = now_ns
+            self._line.append(name)
+
+    def use(self, name: str, now_ns: int) -> None:
+        """Somebody uses it."""
+        self._models[name].used_ns = now_ns
+
+    def forget(self, name: str) -> None:
+        """Nobody waits for it any more."""
+        model = self._models[name]
+        if name in self._line:
+            self._line.remove(name)
+        if model.standing is Standing.WAITING:
+            model.standing = Standing.ABSENT
+
+    def dismiss(self, name: str) -> None:
+        """It is to leave as soon as nobody uses it, pinned or not, and nobody new may use it."""
+        self.forget(name)
+        model = self._models[name]
+        if model.standing in _THERE:
+            model.standing = Standing.CLOSED
+        model.is_leaving = model.standing in _IN_MEMORY
+
+    def loaded(self, name: str, now_ns: int) -> None:
+        """Its load has ended well."""
+        model = self._models[name]
+        model.standing = Standing.CLOSED if model.is_leaving else Standing.READY
+        model.used_ns = now_ns
+
+    def gone(self, name: str, now_ns: int) -> None:
+        """It is not in memory any more, or its load has failed. Who wanted it meanwhile is in the line."""
+        model = self._models[name]
+        model.is_leaving = False
+        model.standing = Standing.WAITING if name in self._line else Standing.ABSENT
+        model.waits_since_ns = now_ns
+
+    def next(self, is_used: Callable[[str], bool], now_ns: int) -> Step | None:
+        """What to do now, if anything. Asked again after each change, and when `due_ns` has come."""
+        for name, model in self._models.items():
+            if model.standing is Standing.CLOSED and not is_used(name):
+                return self._unload(name)
+        self._reopen()
+        if not self._line or self._is_loading:
+            return None
+        first = self._models[self._line[0]]
+        if first.standing is not Standing.WAITING:
+            # It is on the way out, and comes in again next.
+            return None
+        if self._fits(first, self._used):
+            return self._load(self._line.pop(0))
+        return self._make_room(first, is_used, now_ns)
+
+    def due_ns(self) -> int | None:
+        """When somebody's patience is over."""
+        waits = [self._models[name].waits_since_ns for name in self._line[:1]]
+        return waits[0] + self._patience_ns if waits else None
+
+    @property
+    def has_line(self) -> bool:
+        """Whether anything is to come or go."""
+        return bool(self._line) or any(model.standing is Standing.CLOSED for model in self._models.values())
+
+    @property
+    def _is_loading(self) -> bool:
+        return any(model.standing is Standing.LOADING for model in self._models.values())
+
+    @property
+    def _used(self) -> Counter[str]:
+        return _sum(model for model in self._models.values() if model.standing in _IN_MEMORY)
+
+    def _fits(self, model: Resident, used: Mapping[str, int]) -> bool:
+        return all(
+            used.get(pool, 0) + takes <= self._room[pool] for pool, takes in model.takes.items() if pool in self._room
+        )
+
+    def _make_room(self, first: Resident, is_used: Callable[[str], bool], now_ns: int) -> Step | None:
+        """One more leaves, or is closed, of those whose memory the first lacks."""
+        lacking = [
+            pool
+            for pool, takes in first.takes.items()
+            if pool in self._room and self._used.get(pool, 0) + takes > self._room[pool]
+        ]
+        if any(model.standing in (Standing.CLOSED, Standing.UNLOADING) for model in self._models.values()):
+            # Somebody is on the way out; it may be enough.
+            return None
+        may_leave = sorted(
+            (model.used_ns, name)
+            for name, model in self._models.items()
+            if model.standing is Standing.READY and not model.is_pinned and any(map(model.takes.get, lacking))
+        )
+        unused = [name for _, name in may_leave if not is_used(name)]
+        if unused:
+            return self._unload(unused[0])
+        if may_leave and now_ns - first.waits_since_ns >= self._patience_ns:
+            self._models[may_leave[0][1]].standing = Standing.CLOSED
+        return None
+
+    def _reopen(self) -> None:
+        """Those that were closed stay after all where nobody waits for their memory before themselves."""
+        for name in [*self._line, *self._models]:
+            model = self._models[name]
+            if model.standing is Standing.WAITING:
+                return
+            if model.standing is Standing.CLOSED and not model.is_leaving:
+                model.standing = Standing.READY
+                self.forget(name)
+
+    def _load(self, name: str) -> Step:
+        self._models[name].standing = Standing.LOADING
+        return Step(Deed.LOAD, name)
+
+    def _unload(self, name: str) -> Step:
+        self._models[name].standing = Standing.UNLOADING
+        return Step(Deed.UNLOAD, name)
+
+
+def _sum(models: object) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for model in models:  # type: ignore[attr-defined]
+        total.update(model.takes)
+    return total

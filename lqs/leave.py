@@ -1,0 +1,94 @@
+"""How a server comes to its end: it drains, or it hands over to a successor on the same socket.
+
+A drain refuses what is new and serves what is here. A hand-over refuses nobody: new connections are the
+successor's, and who is here is served, on each connection once more; then it is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lqs.api.services import Services
+from lqs.engine.plan import probe_machine
+from lqs.listen import HttpServer
+from lqs.parent import notify
+
+if TYPE_CHECKING:
+    from lqs.engine.slot import Slot
+
+# What is cancelled at the end still needs a step of the engine and a last write.
+LAST_WORDS_S = 1
+_LOOK_S = 0.05
+# How much more than this process a second one may take.
+_GROWTH = 1.25
+
+
+def announce(environ: Mapping[str, str], slots: Iterable[Slot]) -> None:
+    """Tell who started this process that it serves, and whether a successor fits beside it."""
+    notify(environ, f"READY=1\nX_LQS_OVERLAP={fits_twice(slot.device for slot in slots):d}")
+
+
+async def take_leave(services: Services, http: HttpServer | None, stop_wanted: asyncio.Event) -> None:
+    """Serve what is here: drain if the server is to stop, else hand over."""
+    notify(os.environ, "STOPPING=1")
+    if stop_wanted.is_set() or http is None:
+        await drain(services)
+    else:
+        await hand_over(services, http, stop_wanted)
+
+
+async def drain(services: Services) -> None:
+    """Let nobody in, serve what is in until the limit, cancel the rest."""
+    desk, limit_s = services.desk, services.config.server.drain_s
+    services.gate.drain(time.monotonic_ns())
+    services.log.info("draining", requests=desk.num_inside, limit_s=limit_s)
+    if not await desk.wait_idle(limit_s):
+        await _cut(services)
+
+
+async def hand_over(services: Services, http: HttpServer, stop_wanted: asyncio.Event) -> None:
+    """Accept nobody any more and serve who is connected until the limit; once a stop is wanted too, drain."""
+    limit_s = services.config.server.drain_s
+    http.leave()
+    services.log.info(
+        "handing over", connections=http.num_connections, requests=services.desk.num_inside, limit_s=limit_s
+    )
+    end_s = time.monotonic() + limit_s
+    # Connections end by themselves; uvicorn tells nobody.
+    while http.num_connections and time.monotonic() < end_s and not stop_wanted.is_set():  # noqa: ASYNC110
+        await asyncio.sleep(_LOOK_S)
+    if stop_wanted.is_set():
+        await drain(services)
+    elif http.num_connections:
+        services.gate.drain(time.monotonic_ns())
+        await _cut(services)
+
+
+async def _cut(services: Services) -> None:
+    """The limit is reached: end what is left, and tell it why."""
+    services.log.warning("drain limit reached", requests=services.desk.num_inside)
+    services.gate.shut()
+    services.desk.cancel_all("draining")
+    await services.desk.wait_idle(LAST_WORDS_S)
+
+
+def fits_twice(devices: Iterable[str]) -> bool:
+    """Whether a successor may load beside this process: on CPUs, and what it takes is free.
+
+    Weights are mapped, so both have them once; what is not is taken to grow a little. What a GPU has free
+    changes from one moment to the next, so nobody counts on it.
+    """
+    if not all(device.startswith("cpu") for device in devices):
+        return False
+    return probe_machine().memory_free_bytes >= own_bytes(Path("/proc/self/status").read_text()) * _GROWTH
+
+
+def own_bytes(status: str) -> int:
+    """Memory that is this process's alone, from the text of /proc/self/status."""
+    lines = (line.split() for line in status.splitlines())
+    return sum(int(words[1]) * 1024 for words in lines if words[0] in ("RssAnon:", "RssShmem:"))

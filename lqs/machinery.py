@@ -1,0 +1,73 @@
+"""Builds what computes: the GPUs as they are, the models as they are planned on them, who comes and who goes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from lqs.admission.fleet import Fleet, make_residents
+from lqs.cards import Cards
+from lqs.config import Config
+from lqs.engine import library
+from lqs.engine import plan as planning
+from lqs.engine.catalog import Entry, check_all, plan_all
+from lqs.engine.drill import Break
+from lqs.engine.loading import Loader
+from lqs.engine.plan import Plan, make_plan
+from lqs.engine.slots import Models
+from lqs.observe.log import Log
+from lqs.process import in_thread
+
+if TYPE_CHECKING:
+    from lqs._core import Scheduler
+    from lqs.engine.served import Served
+
+_MB = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Machinery:
+    """What serve.py runs of it."""
+
+    cards: Cards
+    models: Models
+    fleet: Fleet
+
+
+def make_machinery(
+    config: Config, entries: Sequence[Entry], scheduler: Scheduler, log: Log, drill: Sequence[Break]
+) -> Machinery:
+    """Read the GPUs, set libllama up, plan, seat all device slots; nothing is loaded yet. Raises StartError."""
+    # CUDA reads its variables when libllama looks for GPUs, so they are set before.
+    cards = Cards(config, os.environ, log)
+    library.start(verbose=config.log.level == "debug")
+    plans = plan_all(entries, cards.machine(library.gpu_places))
+    check_all(entries, plans)
+    loader = Loader(
+        scheduler,
+        make_model=library.Model,
+        make_worker=library.make_worker,
+        log=log,
+        refresh=cards.refresh,
+        gpu_margin_bytes=config.engine.gpu_margin_mb * _MB,
+        drill=drill,
+    )
+    models = Models(config, entries, plans, scheduler, loader)
+    cards.watch(scheduler, lambda: models.slots)
+    fleet = _make_fleet(config, models, plans, cards, log)
+    models.when_there(fleet.came)
+    return Machinery(cards, models, fleet)
+
+
+def _make_fleet(config: Config, models: Models, plans: Sequence[Plan], cards: Cards, log: Log) -> Fleet:
+    """The fleet, whose models are planned anew by what is free when they are loaded."""
+    survey = plans[0].machine.survey
+
+    def plan(served: Served) -> Plan:
+        machine = replace(planning.probe_machine(), survey=survey.seen_anew(cards.refresh()))
+        return make_plan(served.whole_config, served.path, machine)
+
+    room = {pool: free for each in plans for pool, free in each.all_room.items() if free is not None}
+    return Fleet(config, models, make_residents(config, models, room), in_thread=in_thread, plan=plan, log=log)

@@ -1,0 +1,203 @@
+"""Who uses which model, over loads that the test ends when it likes."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lqs.admission.fleet import Fleet
+from lqs.config import Config, LogConfig
+from lqs.engine.residents import Resident, Residents
+from lqs.errors import DeviceError, RequestRefused
+from lqs.observe.log import Log
+from lqs.request import NS_PER_S
+
+S = NS_PER_S
+
+
+class Shelf:
+    """Models a and b on demand with room for one of them, z for good. Loads hang until `end_load`."""
+
+    def __init__(self) -> None:
+        self.served = {
+            name: SimpleNamespace(
+                name=name, index=index, is_on_demand=name != "z", is_absent=name != "z", state="x", progress=0.0,
+                devices=[], load_time_left_s=lambda now_ns: 3.0,
+            )
+            for index, name in enumerate("abz")
+        }  # fmt: skip
+        self.deeds: list[str] = []
+        self.is_empty_now = True
+        models = SimpleNamespace(
+            names=lambda: list("abz"), all=lambda: list(self.served.values()), find=self.served.get,
+            replan=lambda served, plan: None, load_one=lambda served, tell: None,
+            close_to_newcomers=lambda served: self.deeds.append(f"close {served.name}"),
+            is_empty=lambda served: self.is_empty_now, leave=lambda served, limit_s: True,
+            plan_of=lambda served: SimpleNamespace(takes={"m": 1}),
+        )  # fmt: skip
+        known = {name: Resident({"m": 1}, is_pinned=False) for name in "ab"} | {"z": Resident({}, is_pinned=True)}
+        self.residents = Residents(known, {"m": 1}, 10 * S)
+        self.now_ns = 1
+        self.loads: list[asyncio.Future[None]] = []
+        self.log = io.StringIO()
+        self.fleet = Fleet(
+            Config(), models, self.residents, in_thread=self._in_thread, plan=lambda served: None,  # type: ignore[arg-type,return-value]
+            log=Log(LogConfig(), self.log), now_ns=lambda: self.now_ns,
+        )  # fmt: skip
+        self.fleet.came(self.served["z"])  # type: ignore[arg-type]
+
+    async def _in_thread(self, function: Callable[[], Any], name: str) -> Any:
+        if name.startswith("lqs-plan"):
+            return None
+        self.deeds.append(name)
+        if name.startswith("lqs-unload"):
+            return True
+        self.loads.append(asyncio.get_running_loop().create_future())
+        return await self.loads[-1]
+
+    def wants(self, name: str) -> asyncio.Task[None]:
+        return asyncio.create_task(self.fleet.have(self.served[name]))  # type: ignore[arg-type]
+
+    def users(self, name: str) -> tuple[int, int]:
+        shape = self.fleet.shape(self.served[name])  # type: ignore[arg-type]
+        return shape["users"], shape["waiting"]
+
+    async def end_load(self, error: Exception | None = None) -> None:
+        load = self.loads.pop(0)
+        if error is None:
+            load.set_result(None)
+        else:
+            load.set_exception(error)
+        await turns()
+
+
+async def turns() -> None:
+    """Let everything go on that can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def played(scene: Callable[[Shelf], Any]) -> None:
+    async def play() -> None:
+        shelf = Shelf()
+        await scene(shelf)
+        await shelf.fleet.close()
+
+    asyncio.run(play())
+
+
+def test_all_that_wait_for_a_model_use_it_before_it_could_leave_again() -> None:
+    async def scene(shelf: Shelf) -> None:
+        first = [shelf.wants("a") for _ in range(3)]
+        await turns()
+        other = shelf.wants("b")
+        await turns()
+        await shelf.end_load()
+        assert all(task.done() for task in first)
+        assert (shelf.users("a"), shelf.users("b")) == ((3, 0), (0, 1))
+        for _ in first:
+            shelf.fleet.release(0)
+        await turns()
+        await shelf.end_load()
+        assert other.done()
+        assert shelf.deeds == ["lqs-load-a", "close a", "lqs-unload-a", "lqs-load-b"]
+
+    played(scene)
+
+
+def test_who_leaves_while_it_waits_holds_nothing_and_wants_nothing() -> None:
+    async def scene(shelf: Shelf) -> None:
+        using = shelf.wants("a")
+        await turns()
+        await shelf.end_load()
+        waiting = shelf.wants("b")
+        await turns()
+        waiting.cancel()
+        await turns()
+        shelf.fleet.release(0)
+        await turns()
+        assert using.done()
+        assert shelf.deeds == ["lqs-load-a"]
+        assert shelf.users("b") == (0, 0)
+
+    played(scene)
+
+
+def test_one_that_is_cancelled_just_as_it_is_let_in_gives_back_what_it_was_given() -> None:
+    async def scene(shelf: Shelf) -> None:
+        waiting = shelf.wants("a")
+        await turns()
+        shelf.loads.pop().set_result(None)
+        # Until the waiter's future is set, but not yet its task.
+        while shelf.users("a")[0] == 0:  # noqa: ASYNC110 The loop itself is what is waited for.
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await turns()
+        assert waiting.cancelled()
+        assert shelf.users("a") == (0, 0)
+
+    played(scene)
+
+
+def test_a_load_that_fails_is_told_to_all_and_tried_again_after_a_while() -> None:
+    async def scene(shelf: Shelf) -> None:
+        waiting = [shelf.wants("a") for _ in range(2)]
+        await turns()
+        await shelf.end_load(DeviceError("no room"))
+        for task in waiting:
+            with pytest.raises(RequestRefused) as caught:
+                task.result()
+            assert (caught.value.reason, caught.value.retry_after_s) == ("no_device", 5.0)
+        with pytest.raises(RequestRefused):
+            await shelf.wants("a")
+        assert shelf.fleet.shape(shelf.served["a"])["failure"] == "no room"  # type: ignore[arg-type]
+        shelf.now_ns += 5 * S
+        again = shelf.wants("a")
+        await turns()
+        await shelf.end_load()
+        assert again.done()
+        assert shelf.deeds.count("lqs-load-a") == 2
+
+    played(scene)
+
+
+def test_a_model_that_an_admin_unloads_is_refused_until_it_is_loaded() -> None:
+    async def scene(shelf: Shelf) -> None:
+        await shelf.wants("z")
+        shelf.fleet.unload(shelf.served["z"])  # type: ignore[arg-type]
+        await turns()
+        assert shelf.deeds == []
+        with pytest.raises(RequestRefused, match="not loaded"):
+            await shelf.wants("z")
+        shelf.fleet.release(2)
+        await turns()
+        assert shelf.deeds == ["close z", "lqs-unload-z"]
+        shelf.fleet.load(shelf.served["z"])  # type: ignore[arg-type]
+        await turns()
+        await shelf.end_load()
+        await shelf.wants("z")
+
+    played(scene)
+
+
+def test_nothing_is_closed_that_still_runs_something() -> None:
+    async def scene(shelf: Shelf) -> None:
+        await_a = shelf.wants("a")
+        await turns()
+        await shelf.end_load()
+        await await_a
+        shelf.is_empty_now = False
+        shelf.fleet.release(0)
+        shelf.fleet.unload(shelf.served["a"])  # type: ignore[arg-type]
+        await asyncio.sleep(0.05)
+        assert shelf.deeds[-1] == "close a"
+        shelf.is_empty_now = True
+        await asyncio.sleep(0.05)
+        assert shelf.deeds[-1] == "lqs-unload-a"
+
+    played(scene)

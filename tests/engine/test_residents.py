@@ -1,0 +1,193 @@
+"""Which models are in memory: the bound holds, nobody who is used leaves, nobody waits for ever."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from lqs.engine.residents import Deed, Resident, Residents, Standing, Step
+from lqs.request import NS_PER_S
+
+S = NS_PER_S
+PATIENCE = 10 * S
+
+
+class Box:
+    """Room for two of three models of one size; a fourth is there for good and takes none of it."""
+
+    def __init__(self, room: int = 2, num: int = 3) -> None:
+        models = {name: Resident({"m": 1}, is_pinned=False) for name in "abcdef"[:num]}
+        self.residents = Residents(models | {"z": Resident({}, is_pinned=True)}, {"m": room}, PATIENCE)
+        self.used: set[str] = set()
+        self.now_ns = 0
+
+    def step(self) -> Step | None:
+        return self.residents.next(self.used.__contains__, self.now_ns)
+
+    def run(self) -> list[str]:
+        """Do all that is due; loads and unloads take no time."""
+        deeds = []
+        while (step := self.step()) is not None:
+            deeds.append(f"{step.deed} {step.name}")
+            if step.deed is Deed.LOAD:
+                self.residents.loaded(step.name, self.now_ns)
+            else:
+                self.residents.gone(step.name, self.now_ns)
+        return deeds
+
+    def want(self, name: str) -> list[str]:
+        self.now_ns += S
+        self.residents.want(name, self.now_ns)
+        return self.run()
+
+    def standing(self, name: str) -> Standing:
+        return self.residents.standing(name)
+
+
+def test_a_model_comes_when_it_is_wanted_and_the_least_lately_used_leaves() -> None:
+    box = Box()
+    assert box.want("a") == ["load a"]
+    assert box.want("b") == ["load b"]
+    box.now_ns += S
+    box.residents.use("a", box.now_ns)
+    assert box.want("c") == ["unload b", "load c"]
+    assert box.want("a") == []
+
+
+def test_a_model_that_is_used_never_leaves() -> None:
+    box = Box()
+    box.want("a")
+    box.want("b")
+    box.used = {"a"}
+    assert box.want("c") == ["unload b", "load c"]
+    box.used = {"a", "c"}
+    assert box.want("b") == []
+    assert (box.standing("a"), box.standing("b")) == (Standing.READY, Standing.WAITING)
+
+
+def test_who_waits_too_long_has_one_closed_which_leaves_when_it_is_empty() -> None:
+    box = Box()
+    box.want("a")
+    box.want("b")
+    box.used = {"a", "b"}
+    box.want("c")
+    box.now_ns += PATIENCE - 1
+    assert box.run() == []
+    assert box.standing("a") is Standing.READY
+    box.now_ns += 1
+    assert box.run() == []
+    assert box.standing("a") is Standing.CLOSED
+    # Newcomers of the closed one wait behind.
+    assert box.want("a") == []
+    # Who waited for the other uses it as soon as it is there.
+    box.used = {"b", "c"}
+    assert box.run() == ["unload a", "load c"]
+    assert box.standing("a") is Standing.WAITING
+
+
+def test_a_model_stays_open_where_nobody_waits_for_its_memory_any_more() -> None:
+    box = Box()
+    box.want("a")
+    box.want("b")
+    box.used = {"a", "b"}
+    box.want("c")
+    box.now_ns += PATIENCE
+    box.run()
+    box.want("a")
+    box.residents.forget("c")
+    assert box.run() == []
+    assert (box.standing("a"), box.standing("c")) == (Standing.READY, Standing.ABSENT)
+    assert not box.residents.has_line
+
+
+def test_a_large_model_is_not_passed_by_small_ones() -> None:
+    """With room for it in parts only, those that come later wait behind it."""
+    models = {name: Resident({"m": 1}, is_pinned=False) for name in "ab"} | {"L": Resident({"m": 2}, is_pinned=False)}
+    residents = Residents(models, {"m": 2}, PATIENCE)
+    used = {"a"}
+    residents.want("a", 0)
+    assert residents.next(used.__contains__, 0) == (Deed.LOAD, "a")
+    residents.loaded("a", 0)
+    residents.want("L", 1)
+    residents.want("b", 2)
+    assert residents.next(used.__contains__, 3) is None
+    used.clear()
+    assert residents.next(used.__contains__, 4) == (Deed.UNLOAD, "a")
+    residents.gone("a", 4)
+    assert residents.next(used.__contains__, 4) == (Deed.LOAD, "L")
+
+
+def test_one_load_runs_at_a_time() -> None:
+    """B49: two loads that are decided at one moment would count on the same memory."""
+    box = Box()
+    box.residents.want("a", 0)
+    box.residents.want("b", 0)
+    assert box.step() == (Deed.LOAD, "a")
+    assert box.step() is None
+    box.residents.loaded("a", 0)
+    assert box.step() == (Deed.LOAD, "b")
+
+
+def test_a_load_that_failed_leaves_the_model_absent() -> None:
+    box = Box()
+    box.residents.want("a", 0)
+    box.step()
+    box.residents.gone("a", 0)
+    assert box.standing("a") is Standing.ABSENT
+    assert box.want("a") == ["load a"]
+
+
+def test_an_admin_may_send_any_model_away_and_bring_it_back() -> None:
+    box = Box()
+    box.residents.loaded("z", 0)
+    box.used = {"z"}
+    box.residents.dismiss("z")
+    assert box.run() == []
+    assert box.standing("z") is Standing.CLOSED
+    box.used = set()
+    assert box.run() == ["unload z"]
+    assert box.want("z") == ["load z"]
+
+
+def test_one_that_is_sent_away_while_it_loads_leaves_after_it() -> None:
+    box = Box()
+    box.residents.want("a", 0)
+    box.step()
+    box.residents.dismiss("a")
+    box.residents.loaded("a", 0)
+    assert box.run() == ["unload a"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_in_any_order_of_things_the_bound_holds_and_everybody_has_a_turn(seed: int) -> None:
+    """Six models want room for two, each used for up to 30 s at a time, without end."""
+    rng = random.Random(seed)
+    box = Box(room=2, num=6)
+    names = "abcdef"
+    until: dict[str, int] = {}
+    wanted_ns: dict[str, int] = {}
+    longest_ns = 0
+    for _ in range(3000):
+        box.now_ns += rng.randrange(1, 2 * S)
+        for name in [name for name, end_ns in until.items() if end_ns <= box.now_ns]:
+            del until[name]
+            box.used.discard(name)
+        name = rng.choice(names)
+        if box.standing(name) is Standing.READY:
+            box.used.add(name)
+            until[name] = max(until.get(name, 0), box.now_ns + rng.randrange(30 * S))
+            box.residents.use(name, box.now_ns)
+        else:
+            wanted_ns.setdefault(name, box.now_ns)
+            box.residents.want(name, box.now_ns)
+        for deed in box.run():
+            word, _, moved = deed.partition(" ")
+            assert word == "load" or moved not in box.used
+            if word == "load" and moved in wanted_ns:
+                longest_ns = max(longest_ns, box.now_ns - wanted_ns.pop(moved))
+        there = [each for each in names if box.standing(each) in (Standing.READY, Standing.CLOSED)]
+        assert len(there) <= 2
+    # Each of those before it is waited for, at most: its patience, and the longest use of the one that leaves.
+    assert longest_ns <= 6 * (PATIENCE + 32 * S)
+    assert all(box.now_ns - since_ns <= 6 * (PATIENCE + 32 * S) for since_ns in wanted_ns.values())

@@ -1,0 +1,82 @@
+"""A whole server beside a driver that says what the test wants: what it logs, shows and refuses."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.fake_nvml import card, compile_library, environ_of, replace_script
+from tests.server.conftest import Start
+from tests.server.process import until
+from tests.server.test_start import serve
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_library(tmp_path_factory.mktemp("nvml"))
+
+
+def test_cards_are_watched_shown_and_told_of(start: Start, tiny: Path, library: Path, tmp_path: Path) -> None:
+    """B49: others take the memory of a card, it is lost; the server serves on its cores all the while."""
+    script = tmp_path / "gpus"
+    environ = environ_of(library, script, [card("GPU-a"), card("GPU-b", bus=2, free_gb=11, use=60), "driver 570"])
+    server = start(tiny, "--ctx", "512", config="placement.nvml_s = 0.05\n", environ=environ)
+    until(lambda: server.metrics().get('lqs_gpu_memory_free_bytes{gpu="GPU-b"}') == 11e9)
+    shown = server.metrics()
+    assert (shown["lqs_nvml_up"], shown['lqs_gpu_use_ratio{gpu="GPU-b"}']) == (1, 0.6)
+    assert re.search(r"^info +NVML answers driver=570 gpus=2", server.log, re.MULTILINE)
+    replace_script(
+        script, card("GPU-a", free_gb=0.2), card("GPU-b", bus=2), f"process gpu=GPU-a pid=77 used={20 * 10**9}"
+    )
+    until(lambda: re.search(r"GPU memory is short gpu=GPU-a .*largest_pid=77", server.log))
+    replace_script(script, card("GPU-a"), card("GPU-b", bus=2), "error nvmlDeviceGetMemoryInfo 15 GPU-a")
+    until(lambda: server.metrics()['lqs_gpu_state{gpu="GPU-a",state="failed"}'] == 1)
+    assert "GPU failed gpu=GPU-a" in server.log
+    assert server.complete(3).answer().status == 200
+
+
+def test_a_device_slot_on_a_card_that_is_short_lets_others_go_first(
+    start: Start, tiny: Path, library: Path, tmp_path: Path
+) -> None:
+    """A device slot on cores counts as being on a card: B49, and done with it when the card is lost."""
+    script = tmp_path / "gpus"
+    environ = environ_of(library, script, [card("GPU-a", free_gb=0), card("GPU-b", bus=2)])
+    config = 'placement.nvml_s = 0.05\nengine.devices = ["cpu:0", "cpu:1"]\nengine.ctx = 512\nengine.parallel = 2\n'
+    drill = "device_slot=0 card=GPU-a device_slot=1 card=GPU-b"
+    server = start(tiny, "--chaos", drill, config=config, environ=environ)
+    until(lambda: re.search(r"device slot takes less device=cpu:0 kv_tokens=0", server.log))
+    started = '{device="cpu:0"}'
+    before = server.metrics()[f"lqs_device_steps_total{started}"]
+    assert [server.complete(3).answer().status for _ in range(4)] == [200] * 4
+    assert server.metrics()[f"lqs_device_steps_total{started}"] == before
+    replace_script(script, card("GPU-a"), card("GPU-b", bus=2), "event card=GPU-b xid=79")
+    until(lambda: re.search(r"device slot does not work device=cpu:1 .*XID 79", server.log))
+    until(lambda: "device slot takes all again" in server.log)
+    assert [server.complete(3).answer().status for _ in range(2)] == [200] * 2
+    assert server.metrics()[f"lqs_device_steps_total{started}"] > before
+
+
+@pytest.mark.parametrize("has_card", [True, False])
+def test_a_gpu_that_is_asked_for_and_cannot_be_had_is_refused_at_the_start(
+    tiny: Path, library: Path, tmp_path: Path, has_card: bool
+) -> None:
+    """B47: with the reason, before the port is taken."""
+    lines = [card("GPU-a")] if has_card else ["error nvmlInitWithFlags 9"]
+    environ = environ_of(library, tmp_path / "gpus", lines)
+    done = serve(str(tiny), "--device", "cuda:0", **{name: environ[name] for name in ("LD_LIBRARY_PATH", "FAKE_NVML")})
+    assert done.returncode == 1
+    assert "engine.devices: cuda:0" in done.stderr
+    why = "llama-cpp-python is built without CUDA" if has_card else "the NVIDIA driver is not loaded"
+    assert why in done.stderr
+    assert "listening" not in done.stderr
+
+
+def test_a_driver_that_hangs_keeps_nobody_waiting(start: Start, tiny: Path, library: Path, tmp_path: Path) -> None:
+    environ = environ_of(library, tmp_path / "gpus", ["hang nvmlInitWithFlags"])
+    server = start(tiny, "--ctx", "512", config="server.close_s = 1\n", environ=environ)
+    assert server.complete(3).answer().status == 200
+    server.signal()
+    assert server.wait() == 0
+    assert "left behind threads=lqs-nvml" in server.log
