@@ -99,5 +99,5 @@ class OverflowConfig(Struct, frozen=True, forbid_unknown_fields=True):
             yield len(getattr(self, name)) <= num_levels, f"queue.{name}: there are only {num_levels} classes."
         yield (
             self.warn_at == 0 or self.warn_clear_at <= self.warn_at,
-            "queue.warn_clear_at: must not be above queue.warn_at.",
+            f"queue.warn_clear_at: {self.warn_clear_at:g} must not be above queue.warn_at, {self.warn_at:g}; set both.",
         )

@@ -42,7 +42,7 @@ class AlertsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     enabled: Annotated[bool, key("Look at the rules at all.")] = True
-    fill: Annotated[_Steps, key("The fullest class, or all together, as a part of its places.", "share")] = (
+    fill: Annotated[_Steps, key("All who wait, as a part of `queue.total`.", "share")] = (
         0.8,
         0.9,
         0.95,

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from lqs.commands.calibrated import calibrated, of_config
 from lqs.commands.flags import add_config_flag, load_config
 from lqs.config import Config, QueueConfig
 from lqs.errors import ConfigError
-from lqs.simulate.cost import EXAMPLE, Calibration, load_calibration
+from lqs.simulate.cost import EXAMPLE, Calibration
 from lqs.simulate.generate import generate, spread
 from lqs.simulate.picture import Panel, bars, svg
 from lqs.simulate.play import Devices, Played, capacity_of, play
@@ -47,7 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--policy", action="append", choices=POLICIES, help="repeat (default: all)")
     parser.add_argument("--devices", type=int, metavar="N", help="device slots (default: as calibrated)")
-    parser.add_argument("--cost", metavar="FILE", help="what `lqs check --calibrate` wrote (default: an example)")
+    parser.add_argument(
+        "--cost",
+        metavar="FILE",
+        help="what `lqs check --calibrate` wrote (default: of the config's model, else an example)",
+    )
     parser.add_argument(
         "--slo-ttft", type=float, default=2.0, metavar="S", help="good: first token by then (default: %(default)s)"
     )
@@ -67,10 +72,11 @@ def run(args: argparse.Namespace) -> int:
     """Play, print, write; the exit code. Raises StartError."""
     config = load_config(args)
     _check(args)
-    calibration = load_calibration(args.cost) if args.cost else EXAMPLE
+    measured = calibrated(Path(args.cost), given=True) if args.cost else of_config(config)
+    calibration = measured or EXAMPLE
     devices = Devices.of(calibration, config, args.devices)
     trace = _trace(args, config)
-    for line in _opening(args, calibration, devices, trace):
+    for line in _opening(args, config, measured, devices, trace):
         print(line)
     slo = Slo(args.slo_ttft, args.slo_token)
     found: list[dict[str, Any]] = []
@@ -131,8 +137,11 @@ def _shares(text: str | None, levels: Sequence[str]) -> dict[int, float]:
     return found
 
 
-def _opening(args: argparse.Namespace, calibration: Calibration, devices: Devices, trace: Trace) -> Iterator[str]:
+def _opening(
+    args: argparse.Namespace, config: Config, measured: Calibration | None, devices: Devices, trace: Trace
+) -> Iterator[str]:
     """What is played, and on what."""
+    calibration = measured or EXAMPLE
     skipped = f", {trace.num_skipped} without an answer left out" if trace.num_skipped else ""
     source = args.trace or args.generate or f"{_EXAMPLE_RECIPE} (an example)"
     scaled = f", lengths x {args.scale:g}" if args.scale else ""
@@ -146,8 +155,11 @@ def _opening(args: argparse.Namespace, calibration: Calibration, devices: Device
         f"step     {cost.fixed_ns / 1e6:.2f} ms + {cost.decode_ns / 1e6:.2f} ms a drawn token "
         f"+ {cost.prefill_ns / 1e6:.3f} ms a prompt token + {cost.context_ns:.0f} ns per token of context"
     )
-    if not args.cost:
-        yield "         an example; `lqs check --calibrate` measures yours, --cost FILE takes it"
+    if measured is None:
+        yield "         an example; `lqs check --calibrate` measures yours"
+    elif shape.num_sequences != config.engine.parallel:
+        other = f"{shape.num_sequences} sequences, and the config has {config.engine.parallel}"
+        yield f"         measured with {other}: calibrate again"
 
 
 def _loads(args: argparse.Namespace, trace: Trace, devices: Devices) -> Iterator[tuple[str, Trace]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lqs.errors import ConfigError
 
@@ -81,7 +81,7 @@ def _deed(slot: int, word: str) -> Break:
     return Break(slot, "assert" if what == "abort" else "helper", step)
 
 
-def _amend(breaks: list[Break], kind: str, word: str, **more: float) -> None:
+def _amend(breaks: list[Break], kind: str, word: str, **more: Any) -> None:
     """Add to the deed before the word, which is about that kind only."""
     if not breaks or breaks[-1].kind != kind:
         raise ConfigError(f"--chaos: {word!r} says more of a {kind!r}, and none comes before it.")

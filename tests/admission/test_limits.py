@@ -399,13 +399,13 @@ def test_a_limit_of_compute_counts_seconds_on_the_device_and_takes_debts() -> No
     """S5: one limiter counts compute seconds, neither requests nor tokens."""
     house = House({"work": {"of": "compute_s", "amount": 10}})
     house.come(20, max_tokens=80)
-    # Nothing is known yet, so the first is charged all there is.
-    assert not house.passes(20, max_tokens=80)
-    house.run(num_completion_tokens=80, assigned_ns=S, finished_ns=2 * S)
-    # Now a token is known to take 10 ms: another like it one second.
-    assert [house.passes(20, max_tokens=80) for _ in range(10)] == [True] * 9 + [False]
-    # All nine take three times as long: a debt of 18 s, which 10 s in a minute pay back in 108 s and a little.
-    house.run(num_completion_tokens=80, assigned_ns=S, finished_ns=4 * S)
+    # Nothing is known yet, so each is charged five seconds: a token of a slow machine takes 50 ms.
+    assert [house.passes(20, max_tokens=80) for _ in range(2)] == [True, False]
+    house.run(num_completion_tokens=80, assigned_ns=S, finished_ns=int(1.5 * S))
+    # Now a token is known to take 5 ms: another like it half a second.
+    assert [house.passes(20, max_tokens=80) for _ in range(19)] == [True] * 18 + [False]
+    # All of them take 1.5 s: with the second that went before a debt of 18 s, which 10 s in a minute pay back in 108 s.
+    house.run(num_completion_tokens=80, assigned_ns=S, finished_ns=int(2.5 * S))
     error = refused(house, 20, max_tokens=80)
     assert "10 seconds of compute in 1m0s" in error.message
     assert int(error.headers["Retry-After"]) >= 108

@@ -57,9 +57,9 @@ def test_around_its_time_a_place_is_held_against_newcomers_only() -> None:
     assert ledger.promises.level_due(back, wait_ns) is not None
     assert ledger.promises.level_due(a_request(), wait_ns) is None
     ledger.promises.entered(a_request(), wait_ns)
-    assert ledger.promises.num_promised(2) == 1
+    assert ledger.promises.num_promised(2, wait_ns) == 1
     ledger.promises.entered(back, wait_ns)
-    assert (ledger.promises.num_promised(2), ledger.promises.num_kept) == (0, 1)
+    assert (ledger.promises.num_promised(2, wait_ns), ledger.promises.num_kept) == (0, 1)
     assert ledger.promises.level_due(back, wait_ns) is None
 
 
@@ -86,8 +86,9 @@ def test_who_does_not_come_loses_the_place_and_is_reckoned_with() -> None:
     ledger = Ledger()
     before = [ledger.refuse(0) for _ in range(100)]
     late_ns = max(before) + HELD_AFTER_NS
+    # Whoever asks first finds them void.
+    assert ledger.promises.num_promised(2, late_ns) == 0
     assert ledger.promises.num_held(2, late_ns, 1000) == 0
-    assert ledger.promises.num_promised(2) == 0
     assert ledger.promises.return_share(2) < 0.25
     # Few of the next are expected, so their times are closer together.
     after = [ledger.refuse(late_ns) for _ in range(100)]
@@ -122,10 +123,10 @@ def test_at_most_half_of_the_places_are_held() -> None:
 def test_promises_are_bounded_and_so_is_what_is_told() -> None:
     ledger = Ledger()
     waits = [ledger.promises.refused(a_request(), num_free=0, service_ns=1000, now_ns=0) for _ in range(5000)]
-    assert ledger.promises.num_promised(2) == PROMISES_MAX
+    assert ledger.promises.num_promised(2, 0) == PROMISES_MAX
     assert max(waits) <= RETRY_AFTER_S_MAX * S
     slow = [ledger.promises.refused(a_request(level=3), num_free=0, service_ns=30 * S, now_ns=0) for _ in range(50)]
-    assert ledger.promises.num_promised(3) < 10
+    assert ledger.promises.num_promised(3, 0) < 10
     # Beyond the longest time nobody is promised anything; they are spread over its last part.
     assert all(0.75 * RETRY_AFTER_S_MAX * S <= wait <= RETRY_AFTER_S_MAX * S for wait in slow[10:])
     assert max(slow[10:]) - min(slow[10:]) > 10 * S
