@@ -18,13 +18,15 @@ from lqs.simulate.generate import generate, spread
 from lqs.simulate.picture import Panel, bars, svg
 from lqs.simulate.play import Devices, Played, capacity_of, play
 from lqs.simulate.policy import POLICIES, Policy
+from lqs.simulate.read import read_trace
 from lqs.simulate.summary import Slo, groups_of, rows, table
-from lqs.simulate.trace import Trace, read_trace
+from lqs.simulate.trace import Trace
 
 _EXAMPLE_RECIPE = "gamma cv=3 requests=4000 prompt=lognormal:200:0.8 answer=lognormal:64:0.6"
 _EXAMPLE_CLASSES = "critical=0.1,normal=0.6,background=0.3"
 _EXAMPLE_KEYS = 3
 _LOOK_EVERY = 200_000
+_SLO_S_MAX = 86_400
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,6 +105,9 @@ def _check(args: argparse.Namespace) -> None:
                 f"--{name}: {value} is out of bounds; at least {least}" + (f", at most {most}." if most else ".")
             )
     factors = [("scale", args.scale), *(("load", load) for load in args.load or ())]
+    for name, limit_s in (("slo-ttft", args.slo_ttft), ("slo-token", args.slo_token)):
+        if not 0 < limit_s <= _SLO_S_MAX:
+            raise ConfigError(f"--{name}: {limit_s:g} is out of bounds; above 0, at most {_SLO_S_MAX} s.")
     for name, factor in factors:
         if factor is not None and not 0 < factor <= 100:
             raise ConfigError(f"--{name}: {factor:g} is out of bounds; above 0, at most 100.")

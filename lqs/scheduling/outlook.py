@@ -45,6 +45,10 @@ class Outlook:
         self._now_ns = now_ns
         self._constant_retry_s = constant_retry_s
 
+    def reload(self, level_caps: Sequence[int]) -> None:
+        """Take over new caps of the classes."""
+        self._level_caps = level_caps
+
     # What is told.
 
     def eta_s(self, request: Request, position: int) -> float | None:
@@ -134,7 +138,10 @@ class Outlook:
         forecast = self._forecasts[request.model_index]
         num_ahead = max(forecast.num_ahead(Lane.SHORT, request.level), 1)
         wait_ns = forecast.wait_ns(Lane.SHORT, request.level, num_ahead, now_ns)
-        return wait_ns / num_ahead if wait_ns else _UNKNOWN_RUN_NS / max(forecast.num_sequences, 1)
+        if wait_ns:
+            return wait_ns / num_ahead
+        # Nobody waits or runs yet, though many may have come: their prompts are still being made.
+        return (forecast.mean_run_ns or _UNKNOWN_RUN_NS) / max(forecast.num_sequences, 1)
 
 
 def make_outlook(

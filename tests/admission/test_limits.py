@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -671,3 +672,22 @@ def test_an_unknown_model_makes_no_limiter() -> None:
     for number in range(20):
         assert refused(house, model=f"x{number}").code == "model_not_found"
     assert len(house.limits._table.core) == 2
+
+
+def test_a_reload_while_a_prompt_is_made_does_not_charge_one_request_by_too_many_limits() -> None:
+    """It was charged by 24 limits that are gone when it is charged by 24 others."""
+
+    async def scene() -> None:
+        house = House({f"r{n}": {"of": "requests", "amount": 100} for n in range(24)})
+        request = a_request(tenant=ANN, arrival_ns=time.monotonic_ns(), max_tokens=2)
+        await house.gate.enter(request, request.arrival_ns)
+        request.prompt, request.max_tokens_granted = array("i", [1] * 3), 2
+        house.gate.reload(house.configured({f"t{n}": {"of": "tokens", "amount": 100} for n in range(24)}))
+        house.limits.charge_work(request, patience_ns=S)
+        charged = house.limits.figures()
+        house.limits.refund(request)
+        house.desk.leave(request)
+        assert set(charged) == {f"t{n}" for n in range(24)} | {"entry"}
+        assert house.desk.num_inside == 0
+
+    asyncio.run(scene())

@@ -126,6 +126,12 @@ def test_a_trace_of_one_moment_wants_a_load(tmp_path: Path, capsys: pytest.Captu
     assert "one moment" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flags", [["--slo-ttft", "nan"], ["--slo-ttft", "-1"], ["--slo-token", "inf"]])
+def test_a_goal_that_is_no_time_is_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *flags]) == 2
+    assert f"{flags[0]}: {float(flags[1]):g} is out of bounds" in capsys.readouterr().err
+
+
 def test_what_was_calibrated_of_the_configs_model_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, config = tmp_path / "tiny.gguf", tmp_path / "lqs.toml"
     model.touch()

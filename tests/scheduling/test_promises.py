@@ -10,7 +10,8 @@ import pytest
 from lqs.errors import RETRY_AFTER_S_MAX
 from lqs.request import NS_PER_S, Request, Tenant
 from lqs.scheduling.promises import HELD_AFTER_NS, PROMISES_MAX, Promises
-from tests.scheduling.rush import Rush
+from lqs.settings import load
+from tests.scheduling.rush import Rush, at_once
 
 S = NS_PER_S
 
@@ -189,3 +190,34 @@ def test_times_told_are_near_the_truth() -> None:
     assert len(errors) > 100
     assert errors[len(errors) // 2] <= 0.25
     assert errors[len(errors) * 9 // 10] <= 0.5
+
+
+def test_a_burst_on_an_idle_server_is_told_times_of_what_ran_before() -> None:
+    """Nobody waits or runs in that moment: all their prompts are still being made."""
+    rush = Rush(num_sequences=1, num_places=4, mean_s=0.1)
+    rush.arrive(2, 0, 10)
+    rush.run()
+    requests = [
+        Request(
+            id=str(n), tenant=Tenant("t", "normal", 1, 2, 2), model="m", arrival_ns=rush.now_ns, retry_count=0, level=2
+        )
+        for n in range(10)
+    ]
+    is_in = [at_once(rush.desk.enter(request, rush.now_ns)) is None for request in requests]
+    # Four places, and the sequence that is free.
+    assert is_in == [True] * 5 + [False] * 5
+    told_s = [rush.desk.retry_after_s(request) for request in requests[5:]]
+    # A tenth of a second for each; a second is the least that is told.
+    assert all(1.0 <= told <= 2.5 for told in told_s)
+    for request in requests[:5]:
+        rush.desk.leave(request)
+
+
+def test_new_caps_bound_what_is_held() -> None:
+    rush = Rush(num_sequences=1, num_places=4)
+    rush.desk.reload(load(None, None, {"queue.caps": [40], "queue.total": 40}))
+    for _ in range(30):
+        rush.desk.outlook.promises.refused(a_request(), num_free=0, service_ns=S / 100, now_ns=rush.now_ns)
+    rush.now_ns += S
+    num_held, _ = rush.desk.outlook.claim(a_request())
+    assert num_held == 20
