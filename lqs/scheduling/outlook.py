@@ -62,7 +62,10 @@ class Outlook:
         return _seconds(self._new_wait_ns(level, lane, model))
 
     def retry_after_s(self, request: Request, *, num_free: int, not_before_ns: int = 0) -> float:
-        """Seconds until there is a place for the request, who was refused; it is promised that place."""
+        """Seconds until there is a place for the request, who was refused; it is promised that place.
+
+        Nor is it told to come before it would start within the time that it waits.
+        """
         if self._constant_retry_s:
             return self._constant_retry_s
         now_ns = self._now_ns()
@@ -72,7 +75,7 @@ class Outlook:
             num_free=num_free,
             service_ns=service_ns,
             now_ns=now_ns,
-            least_ns=max(not_before_ns - now_ns, 0),
+            least_ns=max(not_before_ns - now_ns, self._too_early_ns(request)),
         )
         return wait_ns / NS_PER_S
 
@@ -128,6 +131,13 @@ class Outlook:
     def _new_wait_ns(self, level: int, lane: Lane, model: int) -> int | None:
         forecast = self._forecasts[model]
         return forecast.wait_ns(lane, level, forecast.num_ahead(lane, level), self._now_ns())
+
+    def _too_early_ns(self, request: Request) -> int:
+        """For how long it would wait in vain if it came again."""
+        wait_ns = self._new_wait_ns(request.level, request.lane, request.model_index)
+        if not wait_ns or not request.expire_ns:
+            return 0
+        return max(wait_ns - (request.expire_ns - request.arrival_ns), 0)
 
     def _service_ns(self, request: Request, now_ns: int) -> float:
         """The time in which the request's class frees a place: as it was lately, else as is expected."""
