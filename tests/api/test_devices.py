@@ -32,8 +32,9 @@ async def test_the_device_slots_are_shown_as_they_are():
     house = House()
     call = await house.ask("GET", "/admin/devices")
     assert call.json["data"] == [SHOWN]
-    runs, waits = (house.call("POST", "/v1/chat/completions", HI) for _ in range(2))
+    runs = house.call("POST", "/v1/chat/completions", HI)
     (handle,) = await house.starts()
+    waits = house.call("POST", "/v1/chat/completions", HI)
     await until(lambda: house.turn() or house.desk.scheduler.slots()[0]["num_waiting"])  # type: ignore[func-returns-value]
     (shown,) = (await house.ask("GET", "/admin/devices")).json["data"]
     assert (shown["running"], shown["waiting"]) == (1, 1)
@@ -86,9 +87,10 @@ async def test_a_drain_may_wait_until_the_device_slot_is_empty():
 @driven
 async def test_who_waits_is_told_when_the_drain_has_lasted_for_drain_s():
     house = House(server={"drain_s": 20})
-    running, waiting = (house.call("POST", "/v1/chat/completions", HI) for _ in range(2))
+    running = house.call("POST", "/v1/chat/completions", HI)
     (handle,) = await house.starts()
-    await until(lambda: house.desk.num_inside == 2)
+    waiting = house.call("POST", "/v1/chat/completions", HI)
+    await until(lambda: house.turn() or house.desk.scheduler.slots()[0]["num_waiting"])  # type: ignore[func-returns-value]
     await posted(house, "/admin/devices/0/drain")
     house.gate.drains.look(time.monotonic_ns() + 21 * 10**9)
     house.turn()
