@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lqs.errors import ConfigError
 
@@ -53,9 +53,9 @@ def parse_drill(text: str) -> tuple[Break, ...]:
             slot = int(found[1])
         elif found := _FOR.fullmatch(word):
             length_s = int(found[1]) / (1000 if found[2] == "ms" else 1)
-            _amend(breaks, "hang", word, for_s=length_s)
+            breaks[-1:] = [_last(breaks, "hang", word)._replace(for_s=length_s)]
         elif found := _TIMES.fullmatch(word):
-            _amend(breaks, FAIL_LOAD, word, times=int(found[1]))
+            breaks[-1:] = [_last(breaks, FAIL_LOAD, word)._replace(times=int(found[1]))]
         elif slot is None:
             raise ConfigError(f"--chaos: {word!r} comes before the device slot that it is for; {_EXAMPLE}.")
         else:
@@ -81,11 +81,11 @@ def _deed(slot: int, word: str) -> Break:
     return Break(slot, "assert" if what == "abort" else "helper", step)
 
 
-def _amend(breaks: list[Break], kind: str, word: str, **more: Any) -> None:
-    """Add to the deed before the word, which is about that kind only."""
+def _last(breaks: list[Break], kind: str, word: str) -> Break:
+    """The deed before the word, which says more of it; of that kind only."""
     if not breaks or breaks[-1].kind != kind:
         raise ConfigError(f"--chaos: {word!r} says more of a {kind!r}, and none comes before it.")
-    breaks[-1] = breaks[-1]._replace(**more)
+    return breaks[-1]
 
 
 def check_slots(breaks: Iterable[Break], num_slots: int) -> None:

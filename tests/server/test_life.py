@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -172,16 +173,15 @@ def test_a_device_slot_that_dies_while_it_is_opened_ends_the_server_with_1(model
     async def scene(port: int) -> None:
         await eventually(lambda: bool(server.hung))
 
-    async def parked(function: Any, name: str) -> None:
-        server._desk.scheduler.add_device_slot(kv_tokens=1, num_sequences=1)
-        server._desk.scheduler.report_dead(0)
-        await asyncio.Event().wait()
+    def parked(scheduler: Any, number: int, *_: Any, **__: Any) -> None:
+        scheduler.report_dead(number)
+        threading.Event().wait()
 
     server = build(config_for(model))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(serve, "in_thread", parked)
-        assert live(server, scene) == 1
-    assert server.hung == ["lqs-load"]
+    server._models._loader._make_worker = parked  # type: ignore[assignment]
+    assert live(server, scene) == 1
+    # Nothing under that thread can be freed.
+    assert server.hung == ["workers"]
 
 
 def test_a_load_that_stands_still_ends_the_server_with_1(model: str, capsys: pytest.CaptureFixture[str]) -> None:
