@@ -518,7 +518,7 @@ cdef void accuse(WorkerData* w, Sequence* seq, int32_t rc) noexcept nogil:
     w.num_accused += seq.accused == 0
     seq.accused = rc
     if w.num_suspects == 0 and w.num_accused > 1:
-        give_up(w, b"llama_decode fails for everybody")
+        give_up(w, b"llama_decode kept failing, whoever was in the batch")
     elif w.num_suspects == 0:
         convict(w)
 

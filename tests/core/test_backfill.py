@@ -127,12 +127,14 @@ def test_each_device_slot_is_held_for_one():
 
 def test_a_hold_ends_with_its_holder_and_with_its_device_slot():
     scheduler = make(slots=[(100, 4), (90, 4)], bypass_max=0)
-    one_running(scheduler, 60)
+    running = one_running(scheduler, 60)
     submit(scheduler, "y", footprint_tokens=60)
     assert started(scheduler) == ["y"]
     large = submit(scheduler, "large", footprint_tokens=50)
     assert started(scheduler) == []
     assert scheduler.snapshot()["num_holding"] == 1
+    # It would go on at the other one, before all that wait.
+    scheduler.cancel(running)
     scheduler.report_dead(0)
     assert started(scheduler) == []
     assert scheduler.snapshot()["num_holding"] == 1
