@@ -14,7 +14,7 @@ class TierConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     level: Annotated[int, _key("Class of its requests by default; 0 is the most urgent.", ge=0, le=7)]
     best: Annotated[int, _key("Best class it may ask for; absent: its own.", ge=0, le=7)] | None = None
-    weight: Annotated[float, _key("Share of a key inside its class.", gt=0, le=1000)] = 1.0
+    weight: Annotated[float, _key("Share of a key inside its class.", ge=0.001, le=1000)] = 1.0
     degrade: Annotated[
         str,
         _key(

@@ -46,11 +46,10 @@ def reading_of(core: Mapping[str, Any], config: Config, num_too_many: int, now_n
     """What the rules look at, from the core's snapshot."""
     levels: Sequence[Mapping[str, Any]] = core["levels"]
     depth = sum(level["num_waiting"] for level in levels)
-    fills = [level["num_waiting"] / cap for level, cap in zip(levels, config.level_caps, strict=True) if cap]
     oldest_ns = [level["oldest_arrival_ns"] for level in levels if level["num_waiting"]]
     return Reading(
         depth=depth,
-        fill=max([depth / config.queue.total, *fills]),
+        fill=depth / config.queue.total,
         oldest_wait_s=max(now_ns - min(oldest_ns), 0) / NS_PER_S if oldest_ns else 0.0,
         num_started=sum(level["num_started"] for level in levels),
         wait_ns_sum=sum(level["wait_ns_sum"] for level in levels),

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 def per_class(values: Sequence[T], num_levels: int) -> list[T]:
     """One value for each class; the last that is given stands for the rest."""
-    return [*values, *[values[-1]] * (num_levels - len(values))]
+    return [*values[:num_levels], *[values[-1]] * (num_levels - len(values))]
 
 
 class OverflowConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,9 +95,12 @@ class OverflowConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     def overflow_rules(self, num_levels: int) -> Iterator[tuple[bool, str]]:
         """Whether it holds, and what is wrong if not, of what no key alone can show."""
+        usual = OverflowConfig()
         for name in ("on_full", "evict", "place_wait_s"):
-            yield len(getattr(self, name)) <= num_levels, f"queue.{name}: there are only {num_levels} classes."
+            # What nobody set may be for more classes than there are.
+            values, is_usual = getattr(self, name), getattr(self, name) == getattr(usual, name)
+            yield is_usual or len(values) <= num_levels, f"queue.{name}: there are only {num_levels} classes."
         yield (
             self.warn_at == 0 or self.warn_clear_at <= self.warn_at,
-            "queue.warn_clear_at: must not be above queue.warn_at.",
+            f"queue.warn_clear_at: {self.warn_clear_at:g} must not be above queue.warn_at, {self.warn_at:g}; set both.",
         )

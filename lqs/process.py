@@ -83,4 +83,9 @@ async def run_with_signals(server: Stoppable, hangup: Hangup | None = None) -> i
     loop.add_signal_handler(signal.SIGUSR1, server.hand_over)
     if hangup is not None and hangup.was_asked:
         server.reload()
-    return await server.run()
+    try:
+        return await server.run()
+    finally:
+        # There is nothing left to reload, and the loop's end would have it end the process.
+        loop.remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)

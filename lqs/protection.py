@@ -42,7 +42,7 @@ class AlertsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     enabled: Annotated[bool, key("Look at the rules at all.")] = True
-    fill: Annotated[_Steps, key("The fullest class, or all together, as a part of its places.", "share")] = (
+    fill: Annotated[_Steps, key("All who wait, as a part of `queue.total`.", "share")] = (
         0.8,
         0.9,
         0.95,
@@ -72,7 +72,7 @@ class AlertsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         0.0,
         0.0,
     )
-    window_s: Annotated[float, key("What is counted is counted over that time.", "s", gt=0, le=3600)] = 10.0
+    window_s: Annotated[float, key("What is counted is counted over that time.", "s", ge=1, le=1000)] = 10.0
     clear_share: Annotated[
         float, key("An alert is cleared below this part of its threshold ...", "share", gt=0, le=1)
     ] = 0.8

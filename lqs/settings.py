@@ -158,7 +158,7 @@ def _entries(text: str) -> Any:
     if text.lstrip().startswith("["):
         try:
             return msgspec.json.decode(text)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             pass
     return [entry.strip() for entry in text.split(",")] if text.strip() else []
 

@@ -22,7 +22,7 @@ S = NS_PER_S
 
 
 def test_a_reading_is_what_the_core_has_counted() -> None:
-    config = load(None, None, {"queue.caps": [10, 10, 5, 10, 10], "queue.total": 20, "engine.parallel": 1})
+    config = load(None, None, {"queue.caps": [10, 10, 2, 10, 10], "queue.total": 20, "engine.parallel": 1})
     core = make_scheduler(config, [1.0])
     core.add_device_slot(kv_tokens=100, num_sequences=1)
     for level, arrival_ns in ((2, 1 * S), (2, 2 * S), (3, 3 * S), (2, 4 * S)):
@@ -31,7 +31,8 @@ def test_a_reading_is_what_the_core_has_counted() -> None:
     core.round(5 * S)
     reading = reading_of(core.snapshot(), config, 7, 6 * S)
     assert (reading.depth, reading.num_started, reading.num_too_many) == (3, 1, 7)
-    assert reading.fill == pytest.approx(2 / 5)
+    # A class that is full by itself takes no place from another.
+    assert reading.fill == pytest.approx(3 / 20)
     assert reading.oldest_wait_s == pytest.approx(4)
     assert reading.wait_ns_sum == 4 * S
 
@@ -55,7 +56,7 @@ def test_each_level_acts_and_a_breaker_is_tripped_only_where_there_are_breakers(
 
 
 def test_the_guard_raises_what_it_sees() -> None:
-    config = load(None, None, {"queue.caps": [2]})
+    config = load(None, None, {"queue.total": 2})
     core = make_scheduler(config, [1.0])
     counts, text = Counts(5, 2), io.StringIO()
     alerts = Alerts(config.alerts, Log(LogConfig(), text), {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from lqs.errors import ConfigError
@@ -35,6 +36,12 @@ def test_what_the_scheduler_was_started_with_stays_and_is_named() -> None:
     config, waiting = taken_over(STARTED, changed)
     assert (config.queue.lane_weights, config.queue.bypass_s, config.queue.total) == ((3, 1), 10.0, 12)
     assert waiting == ["refusals", "queue.bypass_s", "queue.lane_weights"]
+
+
+def test_a_tier_with_another_weight_is_named() -> None:
+    tiers = STARTED.tiers | {"vip": msgspec.structs.replace(STARTED.tiers["vip"], weight=9.0)}
+    _, waiting = taken_over(STARTED, msgspec.structs.replace(STARTED, tiers=tiers))
+    assert waiting == ["tiers.vip.weight"]
 
 
 def test_bounds_are_held_against_the_sequences_that_run() -> None:

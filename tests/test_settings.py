@@ -7,6 +7,7 @@ import pytest
 
 from lqs.config import Config, is_loopback
 from lqs.errors import ConfigError
+from lqs.overflow import per_class
 from lqs.settings import NAMED, check_exposure, load, settings
 
 
@@ -169,7 +170,7 @@ LIMIT = "[limits.a]\namount = 10\n"
         ("[queue]\nevict = [true, true, true, true, true, false]", "queue.evict: there are only 5 classes."),
         ("[queue]\non_full = ['drop']", "queue.on_full[0]: must be one of refuse, demote."),
         ("[queue]\nplace_wait_s = [-1.0]", "queue.place_wait_s[0]: must be a number >= 0"),
-        ("[queue]\nwarn_clear_at = 0.9", "queue.warn_clear_at: must not be above queue.warn_at."),
+        ("[queue]\nwarn_clear_at = 0.9", "queue.warn_clear_at: 0.9 must not be above queue.warn_at, 0.8; set both."),
         ("[queue]\ntable_capacity = 100", "queue.table_capacity: must hold"),
         ("[queue]\nshort_tokens_max = 5000", "queue.short_tokens_max: must not be above"),
         ("[engine]\nn_batch = 8", "engine.n_batch: must be at least engine.parallel."),
@@ -278,3 +279,15 @@ def test_other_machines_are_not_let_in_without_keys() -> None:
     check_exposure(open_to_all, 1)
     check_exposure(load(None, None, {"server.host": "0.0.0.0", "server.insecure": True}), 0)
     check_exposure(Config(), 0)
+
+
+def test_one_class_needs_no_more_than_its_name() -> None:
+    config = load(None, {"LQS_QUEUE_LEVELS": "only"}, {})
+    assert per_class(config.queue.place_wait_s, 1) == [5.0]
+    with pytest.raises(ConfigError, match="there are only 1 classes"):
+        load(None, {"LQS_QUEUE_LEVELS": "only"}, {"queue.place_wait_s": [1.0, 2.0]})
+
+
+def test_a_list_that_is_nested_without_end_is_no_list_of_numbers() -> None:
+    with pytest.raises(ConfigError, match="LQS_QUEUE_CAPS"):
+        load(None, {"LQS_QUEUE_CAPS": "[" * 5000}, {})

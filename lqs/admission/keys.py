@@ -33,7 +33,7 @@ class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     tier: str
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     is_admin: bool = msgspec.field(default=False, name="admin")
-    weight: float | None = None  # Absent: the tier's.
+    weight: Annotated[float, msgspec.Meta(ge=0.001, le=1000)] | None = None  # Absent: the tier's.
     created: str = ""
 
 

@@ -25,6 +25,9 @@ def duration(time_ns: int) -> str:
 def in_short(limit: LimitConfig) -> str:
     """A limit in a few words: `100 tokens in 1m0s for each key`."""
     whom = "for all together" if limit.per == "server" else f"for each {limit.per}"
+    chosen = [*limit.tiers, *limit.models, *limit.routes]
+    if chosen:
+        whom += f" of {', '.join(chosen)}"
     if limit.of == "parallel":
         return f"{limit.amount} at once {whom}"
     return f"{limit.amount} {_COUNTED[limit.of]} in {duration(round(limit.period_s * NS_PER_S))} {whom}"
@@ -47,6 +50,7 @@ def too_busy(queue: QueueConfig, wait_ns: int) -> str:
 def too_small(name: str, limit: LimitConfig, num_tokens: int) -> str:
     """Why a request can never pass. Only tokens can ask for too much: the rest is one, or a guess."""
     return (
-        f"The request may take {num_tokens} tokens, prompt and answer together; the limit {name} ({in_short(limit)}) "
-        f"never lets more than {limit.capacity} pass at once. Ask for a smaller max_tokens, or shorten the prompt."
+        f"The request may take {num_tokens} tokens or more, prompt and answer together; the limit {name} "
+        f"({in_short(limit)}) never lets more than {limit.capacity} pass at once. Ask for a smaller max_tokens, or "
+        f"shorten the prompt."
     )

@@ -5,9 +5,9 @@ and when its prompt is known, by what counts tokens and seconds of compute. When
 settled by what it did take, and if nothing was computed for it all is given back. The arithmetic is
 the core's.
 
-The most that a request can take of compute is not known. It is charged its whole time limit until
-the first request of its model has run, then its tokens at the pace of those before it, and never
-more than the limit has; what it took is settled exactly, so a wrong guess is a debt or is given back.
+The most that a request can take of compute is not known. It is charged its tokens at the pace of those
+that its model answered before it, at a slow machine's until one was, and never more than its time limit
+or than the limit has; what it took is settled exactly, so a wrong guess is a debt or is given back.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ _NOTHING = (0, 0, 0, 0)
 _NS_PER_US = 1_000
 # Waits are stretched by up to this factor, at random, so that the refused do not return together.
 _SPREAD = 1.25
+# What a token takes, until one was made: a small model on a slow core.
+_UNKNOWN_US_PER_TOKEN = 50_000.0
 # How long requests take, until one has run.
 _UNKNOWN_RUN_S = 5.0
 # How much the latest request counts in the mean of all.
@@ -194,10 +196,7 @@ class Limiters:
 
     def _compute_us_max(self, request: Request, num_tokens: int) -> int:
         limit_us = (request.stop_ns - request.arrival_ns) // _NS_PER_US
-        pace = self._us_per_token.get(request.model)
-        if pace is None:
-            return limit_us
-        likely_us = math.ceil(pace * num_tokens)
+        likely_us = math.ceil(self._us_per_token.get(request.model, _UNKNOWN_US_PER_TOKEN) * num_tokens)
         return likely_us if likely_us < limit_us else limit_us
 
     def _num_tokens_likely(self, request: Request, tokens_max: int) -> int:

@@ -67,7 +67,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
 }
-_SERVICE_TIERS = ("auto", "default", "flex", "priority", "scale")
+_SERVICE_TIERS = ("auto", "default", "flex", "priority")
 _TASK_TYPES = ("short", "long")
 
 

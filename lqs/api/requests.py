@@ -16,6 +16,7 @@ from lqs.api.middleware.auth import tenant_of
 from lqs.api.replies import NS_PER_MS
 from lqs.api.services import Services
 from lqs.errors import NotFound, RequestCancelled
+from lqs.request import RequestState
 
 
 class RequestInfo:
@@ -43,8 +44,8 @@ class RequestInfo:
             "model": request.model,
             "state": state,
             "level": request.level,
-            "position": self._desk.position(request),
-            "eta_s": self._desk.eta_s(request),
+            "position": self._desk.position(request) if state == RequestState.WAITING else None,
+            "eta_s": self._desk.eta_s(request) if state == RequestState.WAITING else None,
             "age_ms": (time.monotonic_ns() - request.arrival_ns) // NS_PER_MS,
             "prompt_tokens": request.num_prompt_tokens,
         }

@@ -12,6 +12,7 @@ from pathlib import Path
 from lqs.admission.keys import KeyRing
 from lqs.admission.limit_words import in_short
 from lqs.cards import read_once
+from lqs.commands.calibrated import calibrated, cost_path
 from lqs.commands.flags import add_setting_flags, load_config
 from lqs.commands.gpu_lines import gpu_lines
 from lqs.commands.model_lines import memory_lines, model_lines
@@ -25,7 +26,7 @@ from lqs.errors import ConfigError, StartError
 from lqs.placement.cuda import pin_order
 from lqs.placement.survey import survey_of
 from lqs.settings import check_exposure
-from lqs.simulate.cost import Calibration, load_calibration, save_calibration
+from lqs.simulate.cost import Calibration, save_calibration
 from lqs.simulate.propose import Lengths, proposal_lines
 
 _MB = 1_000_000
@@ -64,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
         return code
     # The first model is the one that is measured.
     config, path, plan = entries[0].config, entries[0].path, plans[0]
-    cost = Path(args.cost) if args.cost else _cost_path(path)
-    calibration = _calibrate(entries[0], cost) if args.calibrate else _calibrated(cost, given=bool(args.cost))
+    cost = Path(args.cost) if args.cost else cost_path(path)
+    calibration = _calibrate(entries[0], cost) if args.calibrate else calibrated(cost, given=bool(args.cost))
     for line in _proposals(calibration, config, plan, lengths, keys.num_keys):
         print(line)
     return code
@@ -86,11 +87,6 @@ def _lengths(text: str) -> Lengths:
     return Lengths(*map(int, numbers))
 
 
-def _cost_path(model: Path) -> Path:
-    """Where the calibration of a model lies by itself."""
-    return store_folder(os.environ) / "calibrations" / f"{model.stem}.json"
-
-
 def _calibrate(entry: Entry, cost: Path) -> Calibration:
     """Measure, and keep what came of it. Raises StartError."""
     # libllama is loaded only where something is to be measured.
@@ -104,11 +100,6 @@ def _calibrate(entry: Entry, cost: Path) -> Calibration:
     return calibration
 
 
-def _calibrated(cost: Path, *, given: bool) -> Calibration | None:
-    """What was measured before, None where nothing was. Raises ConfigError for what cannot be read."""
-    return load_calibration(cost) if given or cost.exists() else None
-
-
 def _proposals(
     calibration: Calibration | None, config: Config, plan: Plan, lengths: Lengths, num_keys: int
 ) -> Iterator[str]:
@@ -118,7 +109,7 @@ def _proposals(
         return
     measured = (calibration.threads, calibration.devices, calibration.shape.num_sequences, calibration.shape.kv_tokens)
     if measured != (plan.threads, len(plan.devices), config.engine.parallel, plan.kv_tokens):
-        yield "           measured with other threads, device slots, sequences or KV than these; calibrate again"
+        yield "measured   with other threads, device slots, sequences or KV than these; calibrate again"
     cost = calibration.cost
     yield (
         f"step       {cost.fixed_ns / 1e6:.2f} ms + {cost.decode_ns / 1e6:.3f} ms a drawn token "

@@ -9,21 +9,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from lqs.commands.calibrated import calibrated, of_config
 from lqs.commands.flags import add_config_flag, load_config
 from lqs.config import Config, QueueConfig
 from lqs.errors import ConfigError
-from lqs.simulate.cost import EXAMPLE, Calibration, load_calibration
+from lqs.simulate.cost import EXAMPLE, Calibration
 from lqs.simulate.generate import generate, spread
 from lqs.simulate.picture import Panel, bars, svg
 from lqs.simulate.play import Devices, Played, capacity_of, play
 from lqs.simulate.policy import POLICIES, Policy
+from lqs.simulate.read import read_trace
 from lqs.simulate.summary import Slo, groups_of, rows, table
-from lqs.simulate.trace import Trace, read_trace
+from lqs.simulate.trace import Trace
 
 _EXAMPLE_RECIPE = "gamma cv=3 requests=4000 prompt=lognormal:200:0.8 answer=lognormal:64:0.6"
 _EXAMPLE_CLASSES = "critical=0.1,normal=0.6,background=0.3"
 _EXAMPLE_KEYS = 3
 _LOOK_EVERY = 200_000
+_SLO_S_MAX = 86_400
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--policy", action="append", choices=POLICIES, help="repeat (default: all)")
     parser.add_argument("--devices", type=int, metavar="N", help="device slots (default: as calibrated)")
-    parser.add_argument("--cost", metavar="FILE", help="what `lqs check --calibrate` wrote (default: an example)")
+    parser.add_argument(
+        "--cost",
+        metavar="FILE",
+        help="what `lqs check --calibrate` wrote (default: of the config's model, else an example)",
+    )
     parser.add_argument(
         "--slo-ttft", type=float, default=2.0, metavar="S", help="good: first token by then (default: %(default)s)"
     )
@@ -67,10 +74,11 @@ def run(args: argparse.Namespace) -> int:
     """Play, print, write; the exit code. Raises StartError."""
     config = load_config(args)
     _check(args)
-    calibration = load_calibration(args.cost) if args.cost else EXAMPLE
+    measured = calibrated(Path(args.cost), given=True) if args.cost else of_config(config)
+    calibration = measured or EXAMPLE
     devices = Devices.of(calibration, config, args.devices)
     trace = _trace(args, config)
-    for line in _opening(args, calibration, devices, trace):
+    for line in _opening(args, config, measured, devices, trace):
         print(line)
     slo = Slo(args.slo_ttft, args.slo_token)
     found: list[dict[str, Any]] = []
@@ -97,6 +105,9 @@ def _check(args: argparse.Namespace) -> None:
                 f"--{name}: {value} is out of bounds; at least {least}" + (f", at most {most}." if most else ".")
             )
     factors = [("scale", args.scale), *(("load", load) for load in args.load or ())]
+    for name, limit_s in (("slo-ttft", args.slo_ttft), ("slo-token", args.slo_token)):
+        if not 0 < limit_s <= _SLO_S_MAX:
+            raise ConfigError(f"--{name}: {limit_s:g} is out of bounds; above 0, at most {_SLO_S_MAX} s.")
     for name, factor in factors:
         if factor is not None and not 0 < factor <= 100:
             raise ConfigError(f"--{name}: {factor:g} is out of bounds; above 0, at most 100.")
@@ -131,8 +142,11 @@ def _shares(text: str | None, levels: Sequence[str]) -> dict[int, float]:
     return found
 
 
-def _opening(args: argparse.Namespace, calibration: Calibration, devices: Devices, trace: Trace) -> Iterator[str]:
+def _opening(
+    args: argparse.Namespace, config: Config, measured: Calibration | None, devices: Devices, trace: Trace
+) -> Iterator[str]:
     """What is played, and on what."""
+    calibration = measured or EXAMPLE
     skipped = f", {trace.num_skipped} without an answer left out" if trace.num_skipped else ""
     source = args.trace or args.generate or f"{_EXAMPLE_RECIPE} (an example)"
     scaled = f", lengths x {args.scale:g}" if args.scale else ""
@@ -146,8 +160,11 @@ def _opening(args: argparse.Namespace, calibration: Calibration, devices: Device
         f"step     {cost.fixed_ns / 1e6:.2f} ms + {cost.decode_ns / 1e6:.2f} ms a drawn token "
         f"+ {cost.prefill_ns / 1e6:.3f} ms a prompt token + {cost.context_ns:.0f} ns per token of context"
     )
-    if not args.cost:
-        yield "         an example; `lqs check --calibrate` measures yours, --cost FILE takes it"
+    if measured is None:
+        yield "         an example; `lqs check --calibrate` measures yours"
+    elif shape.num_sequences != config.engine.parallel:
+        other = f"{shape.num_sequences} sequences, and the config has {config.engine.parallel}"
+        yield f"         measured with {other}: calibrate again"
 
 
 def _loads(args: argparse.Namespace, trace: Trace, devices: Devices) -> Iterator[tuple[str, Trace]]:

@@ -444,6 +444,18 @@ cdef void limits_settle(LimitsState* s, ChargeState* charge, const int64_t* cost
     charge.num = 0
 
 
+# Forget what limiters were charged that are gone: nothing of it will ever be settled.
+cdef void charge_forget_gone(const LimitsState* s, ChargeState* charge) noexcept nogil:
+    cdef const Limiter* limiter
+    cdef uint32_t i, num = 0
+    for i in range(charge.num):
+        limiter = &s.limiters[charge.items[i].limiter]
+        if limiter.is_live and limiter.generation == charge.items[i].generation:
+            charge.items[num] = charge.items[i]
+            num += 1
+    charge.num = num
+
+
 # --- making and ending limiters ---------------------------------------------------------
 
 # A limiter, unused, its shape checked before: its number, or NOWHERE when there is no memory.
@@ -634,6 +646,8 @@ cdef class Limits:
         cdef int verdict
         if num_charged < 0:
             num_charged = num
+        if charge.charge.num + num_charged > NUM_TOUCHED_MAX:
+            charge_forget_gone(&self.limits, &charge.charge)
         if num > NUM_TOUCHED_MAX or num_charged > num or charge.charge.num + num_charged > NUM_TOUCHED_MAX:
             raise ValueError("a charge touches at most 32 limiters")
         charge.make_room(charge.charge.num + num_charged)

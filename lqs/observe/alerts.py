@@ -41,7 +41,7 @@ class Reading(NamedTuple):
     """The counters that the rules look at; all but `depth`, `fill` and `oldest_wait_s` only grow."""
 
     depth: int
-    fill: float  # The fullest class, or all together: waiting over places.
+    fill: float  # Waiting over places, all classes together: one that is full by itself takes nothing from others.
     oldest_wait_s: float
     num_started: int
     wait_ns_sum: int  # Of those who started.

@@ -33,7 +33,7 @@ class Promised(Protocol):
     num_made: int
     num_kept: int
 
-    def num_promised(self, level: int) -> int: ...
+    def num_promised(self, level: int, now_ns: int) -> int: ...
     def return_share(self, level: int) -> float: ...
 
 
@@ -54,7 +54,9 @@ def queue_families(
     yield means
 
 
-def foretold_families(counts: Counts, promised: Promised | None, levels: Sequence[str]) -> Iterator[Metric]:
+def foretold_families(
+    counts: Counts, promised: Promised | None, levels: Sequence[str], now_ns: int
+) -> Iterator[Metric]:
     """How far from the truth clients were told what they wait, and when to come back."""
     yield _histogram(
         "lqs_wait_error_ratio", "Expected wait at its start beside the real one: error over wait.", counts.wait_error
@@ -72,7 +74,7 @@ def foretold_families(counts: Counts, promised: Promised | None, levels: Sequenc
         return
     yield CounterMetricFamily("lqs_promises", "Places promised to the refused.", value=promised.num_made)
     yield CounterMetricFamily("lqs_promises_kept", "Promised places that were taken.", value=promised.num_kept)
-    outstanding = {level: float(promised.num_promised(n)) for n, level in enumerate(levels)}
+    outstanding = {level: float(promised.num_promised(n, now_ns)) for n, level in enumerate(levels)}
     yield gauges("lqs_promises_outstanding", "Promises not yet claimed, by class.", "level", outstanding)
     shares = {level: promised.return_share(n) for n, level in enumerate(levels)}
     yield gauges("lqs_promises_return_share", "How many of the promised come, lately, by class.", "level", shares)

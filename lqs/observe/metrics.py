@@ -111,7 +111,7 @@ class Metrics(Counts):
         yield from self._bound_families(core, door, workers)
         yield from self._limit_families()
         yield from queue_families(core["queues"], _LANES, self._levels)
-        yield from foretold_families(self, self._promises, self._levels)
+        yield from foretold_families(self, self._promises, self._levels, self._now_ns())
         yield from round_families(self._rounds())
         yield from alert_families(self._alerts())
         yield from self._gpus()

@@ -191,6 +191,7 @@ class Entrance:
     def reload(self, config: Config) -> None:
         """Take over new rules; who is in, or waits, stays."""
         set_rules(self._door, config)
+        self._outlook.reload(config.level_caps)
         self.tend()
 
     def trip(self, num_classes: int) -> None:

@@ -162,6 +162,12 @@ class Forecast:
         """Sequences of the device slots that take requests."""
         return sum(slot["num_sequences"] for slot in self._slots() if takes(slot))
 
+    @property
+    def mean_run_ns(self) -> float | None:
+        """How long those ran that finished lately, on the average; None: none has."""
+        num = sum(pace.num_run for pace in self._paces)
+        return sum(pace.run_time_ns for pace in self._paces) / num if num else None
+
     def num_ahead(self, lane: int, level: int) -> int:
         """How many of its lane are ahead of one that comes to this class now."""
         return sum(self._waiting[lane].by_level[: level + 1])

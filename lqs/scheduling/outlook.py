@@ -45,6 +45,10 @@ class Outlook:
         self._now_ns = now_ns
         self._constant_retry_s = constant_retry_s
 
+    def reload(self, level_caps: Sequence[int]) -> None:
+        """Take over new caps of the classes."""
+        self._level_caps = level_caps
+
     # What is told.
 
     def eta_s(self, request: Request, position: int) -> float | None:
@@ -58,7 +62,10 @@ class Outlook:
         return _seconds(self._new_wait_ns(level, lane, model))
 
     def retry_after_s(self, request: Request, *, num_free: int, not_before_ns: int = 0) -> float:
-        """Seconds until there is a place for the request, who was refused; it is promised that place."""
+        """Seconds until there is a place for the request, who was refused; it is promised that place.
+
+        Nor is it told to come before it would start within the time that it waits.
+        """
         if self._constant_retry_s:
             return self._constant_retry_s
         now_ns = self._now_ns()
@@ -68,7 +75,7 @@ class Outlook:
             num_free=num_free,
             service_ns=service_ns,
             now_ns=now_ns,
-            least_ns=max(not_before_ns - now_ns, 0),
+            least_ns=max(not_before_ns - now_ns, self._too_early_ns(request)),
         )
         return wait_ns / NS_PER_S
 
@@ -125,6 +132,13 @@ class Outlook:
         forecast = self._forecasts[model]
         return forecast.wait_ns(lane, level, forecast.num_ahead(lane, level), self._now_ns())
 
+    def _too_early_ns(self, request: Request) -> int:
+        """For how long it would wait in vain if it came again."""
+        wait_ns = self._new_wait_ns(request.level, request.lane, request.model_index)
+        if not wait_ns or not request.expire_ns:
+            return 0
+        return max(wait_ns - (request.expire_ns - request.arrival_ns), 0)
+
     def _service_ns(self, request: Request, now_ns: int) -> float:
         """The time in which the request's class frees a place: as it was lately, else as is expected."""
         rate = self._scheduler.drain_rate_all * self.promises.share_freed(request.class_asked)
@@ -134,7 +148,10 @@ class Outlook:
         forecast = self._forecasts[request.model_index]
         num_ahead = max(forecast.num_ahead(Lane.SHORT, request.level), 1)
         wait_ns = forecast.wait_ns(Lane.SHORT, request.level, num_ahead, now_ns)
-        return wait_ns / num_ahead if wait_ns else _UNKNOWN_RUN_NS / max(forecast.num_sequences, 1)
+        if wait_ns:
+            return wait_ns / num_ahead
+        # Nobody waits or runs yet, though many may have come: their prompts are still being made.
+        return (forecast.mean_run_ns or _UNKNOWN_RUN_NS) / max(forecast.num_sequences, 1)
 
 
 def make_outlook(

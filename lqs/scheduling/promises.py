@@ -193,8 +193,9 @@ class Promises:
         total = sum(line.weight for line in self._lines)
         return self._lines[level].weight / total if total else 1.0
 
-    def num_promised(self, level: int) -> int:
+    def num_promised(self, level: int, now_ns: int) -> int:
         """Promises of the class that may still be claimed."""
+        self._lines[level].expire(now_ns)
         return len(self._lines[level].due_ns)
 
     def return_share(self, level: int) -> float:

@@ -39,6 +39,7 @@ class Pace:
         self.decode_ns = self.decode_tokens = 0.0
         self.prefill_ns = self.prompt_tokens = 0.0
         self.made = self.granted = 0.0
+        self.run_time_ns = self.num_run = 0.0
 
     def note(self, run: Run, outcome: Outcome) -> None:
         """One has finished."""
@@ -47,6 +48,8 @@ class Pace:
         self.decode_tokens = self.decode_tokens * keep + max(outcome.num_completion_tokens - 1, 0)
         self.prefill_ns = self.prefill_ns * keep + max(outcome.first_token_ns - run.started_ns, 0)
         self.prompt_tokens = self.prompt_tokens * keep + run.num_prompt_tokens
+        self.run_time_ns = self.run_time_ns * keep + max(outcome.finished_ns - run.started_ns, 0)
+        self.num_run = self.num_run * keep + 1
         if outcome.finish in _ENDED_ITSELF:
             self.made = self.made * keep + outcome.num_completion_tokens
             self.granted = self.granted * keep + run.max_tokens

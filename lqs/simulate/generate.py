@@ -68,7 +68,10 @@ def length_of(name: str, text: str) -> Draw:
 
 
 def _drawn(length: Draw, draw: random.Random) -> int:
-    return min(max(round(length(draw)), 1), TOKENS_MAX)
+    try:
+        return min(max(round(length(draw)), 1), TOKENS_MAX)
+    except OverflowError:
+        return TOKENS_MAX
 
 
 def _parse(recipe: str) -> tuple[str, dict[str, str]]:

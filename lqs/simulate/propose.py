@@ -13,6 +13,8 @@ from lqs.simulate.trace import at_once
 
 # Rounds of requests through all sequences: enough that filling and emptying them does not count.
 _ROUNDS = 24
+# Of a limit for a minute: rounding down costs no more than a tenth.
+_AMOUNT_MIN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,17 @@ def proposal_lines(calibration: Calibration, config: Config, lengths: Lengths, n
     verdict = "as it is" if config.queue.total <= found.queue_total else f"now {config.queue.total}"
     yield f"proposals  queue.total {found.queue_total}: what drains in queue.timeout_s, {timeout_s:g} s ({verdict})"
     share = max(num_keys, 1)
-    yield (
-        f"           per key, {share} at work at once: {60 * found.requests_per_s / share:.1f} requests/min, "
-        f"{60 * found.tokens_per_s / share:.0f} tokens/min, "
-        f"{max(found.num_parallel // share, 1)} in parallel"
-    )
+    limits = {
+        "requests": _limit(found.requests_per_s / share),
+        "tokens": _limit(found.tokens_per_s / share),
+        "parallel": f"amount = {max(found.num_parallel // share, 1)}",
+    }
+    yield f'           [limits.NAME] with per = "key", where {share} share the machine:'
+    for of, amount in limits.items():
+        yield f'           of = "{of}", {amount}'
+
+
+def _limit(per_s: float) -> str:
+    """A rate as a limit's settings; amounts are whole, so a slow one is given for a longer period."""
+    period_s = 60 if per_s * 60 >= _AMOUNT_MIN else 3600
+    return f"amount = {max(math.floor(per_s * period_s), 1)}, period_s = {period_s}"

@@ -165,6 +165,14 @@ def test_more_keys_than_there_is_room_for_are_refused(path: str) -> None:
         KeyRing(config_for(path, **{"keys.num_keys_max": 1}))
 
 
+@pytest.mark.parametrize("weight", ["0", "-1", "1e300", "0.0001"])
+def test_a_weight_that_the_core_does_not_take_is_named_with_its_line(path: str, weight: str) -> None:
+    digest = "0" * 64
+    Path(path).write_text(f'{{"name":"x","tier":"vip","sha256":"{digest}","weight":{weight}}}\n')
+    with pytest.raises(ConfigError, match=r"line 1: .*weight"):
+        KeyFile(path).read()
+
+
 def test_weights_stand_at_the_numbers_of_their_keys(path: str) -> None:
     digest = hashlib.sha256(b"k").hexdigest()
     Path(path).write_text(f'{{"name":"x","tier":"vip","sha256":"{digest}","weight":3}}\n\n')

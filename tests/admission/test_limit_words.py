@@ -38,6 +38,10 @@ def test_a_time_is_written_as_in_openais_headers_and_rounded_up(time_ns: int, wo
             "30 seconds of compute in 1h0m0s for each tier",
         ),
         (LimitConfig(of="parallel", amount=2, per="model"), "2 at once for each model"),
+        (
+            LimitConfig(of="tokens", amount=9, tiers=("free",), routes=("chat",)),
+            "9 tokens in 1m0s for each key of free, chat",
+        ),
     ],
 )
 def test_a_limit_is_told_in_a_few_words(limit: LimitConfig, words: str) -> None:

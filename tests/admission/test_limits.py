@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -399,13 +400,13 @@ def test_a_limit_of_compute_counts_seconds_on_the_device_and_takes_debts() -> No
     """S5: one limiter counts compute seconds, neither requests nor tokens."""
     house = House({"work": {"of": "compute_s", "amount": 10}})
     house.come(20, max_tokens=80)
-    # Nothing is known yet, so the first is charged all there is.
-    assert not house.passes(20, max_tokens=80)
-    house.run(num_completion_tokens=80, assigned_ns=S, finished_ns=2 * S)
-    # Now a token is known to take 10 ms: another like it one second.
-    assert [house.passes(20, max_tokens=80) for _ in range(10)] == [True] * 9 + [False]
-    # All nine take three times as long: a debt of 18 s, which 10 s in a minute pay back in 108 s and a little.
-    house.run(num_completion_tokens=80, assigned_ns=S, finished_ns=4 * S)
+    # Nothing is known yet, so each is charged five seconds: a token of a slow machine takes 50 ms.
+    assert [house.passes(20, max_tokens=80) for _ in range(2)] == [True, False]
+    house.run(num_completion_tokens=80, assigned_ns=S, finished_ns=int(1.5 * S))
+    # Now a token is known to take 5 ms: another like it half a second.
+    assert [house.passes(20, max_tokens=80) for _ in range(19)] == [True] * 18 + [False]
+    # All of them take 1.5 s: with the second that went before a debt of 18 s, which 10 s in a minute pay back in 108 s.
+    house.run(num_completion_tokens=80, assigned_ns=S, finished_ns=int(2.5 * S))
     error = refused(house, 20, max_tokens=80)
     assert "10 seconds of compute in 1m0s" in error.message
     assert int(error.headers["Retry-After"]) >= 108
@@ -671,3 +672,22 @@ def test_an_unknown_model_makes_no_limiter() -> None:
     for number in range(20):
         assert refused(house, model=f"x{number}").code == "model_not_found"
     assert len(house.limits._table.core) == 2
+
+
+def test_a_reload_while_a_prompt_is_made_does_not_charge_one_request_by_too_many_limits() -> None:
+    """It was charged by 24 limits that are gone when it is charged by 24 others."""
+
+    async def scene() -> None:
+        house = House({f"r{n}": {"of": "requests", "amount": 100} for n in range(24)})
+        request = a_request(tenant=ANN, arrival_ns=time.monotonic_ns(), max_tokens=2)
+        await house.gate.enter(request, request.arrival_ns)
+        request.prompt, request.max_tokens_granted = array("i", [1] * 3), 2
+        house.gate.reload(house.configured({f"t{n}": {"of": "tokens", "amount": 100} for n in range(24)}))
+        house.limits.charge_work(request, patience_ns=S)
+        charged = house.limits.figures()
+        house.limits.refund(request)
+        house.desk.leave(request)
+        assert set(charged) == {f"t{n}" for n in range(24)} | {"entry"}
+        assert house.desk.num_inside == 0
+
+    asyncio.run(scene())

@@ -132,7 +132,7 @@ def test_what_is_calibrated_is_kept_and_limits_are_proposed_from_it(
         "KV tokens: ",
         "requests/s of 40 + 10 tokens, 4 at once",
         "proposals  queue.total",
-        "per key, 1 at",
+        'per = "key", where 1 share',
     ):
         assert words in said.out
         assert words in again

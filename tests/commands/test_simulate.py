@@ -11,6 +11,12 @@ from lqs.cli import main
 from lqs.simulate.cost import EXAMPLE, save_calibration
 
 
+@pytest.fixture(autouse=True)
+def _models_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is calibrated."""
+    monkeypatch.setenv("LQS_MODELS_DIR", str(tmp_path / "models"))
+
+
 @pytest.fixture
 def trace(tmp_path: Path) -> str:
     path = tmp_path / "trace.csv"
@@ -118,3 +124,24 @@ def test_a_trace_of_one_moment_wants_a_load(tmp_path: Path, capsys: pytest.Captu
     path.write_text("arrival,prompt_tokens,completion_tokens\n5,1,1\n5,1,1\n")
     assert main(["simulate", "--trace", str(path)]) == 2
     assert "one moment" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--slo-ttft", "nan"], ["--slo-ttft", "-1"], ["--slo-token", "inf"]])
+def test_a_goal_that_is_no_time_is_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *flags]) == 2
+    assert f"{flags[0]}: {float(flags[1]):g} is out of bounds" in capsys.readouterr().err
+
+
+def test_what_was_calibrated_of_the_configs_model_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, config = tmp_path / "tiny.gguf", tmp_path / "lqs.toml"
+    model.touch()
+    config.write_text(f'[model]\npath = "{model}"\n[engine]\nparallel = 4\n')
+    play = ["simulate", "--config", str(config), "--policy", "lqs", "--load", "1", "--requests", "50"]
+    assert main(play) == 0
+    assert "an example" in capsys.readouterr().out
+    (tmp_path / "models" / "calibrations").mkdir(parents=True)
+    save_calibration(tmp_path / "models" / "calibrations" / "tiny.json", EXAMPLE)
+    assert main(play) == 0
+    text = capsys.readouterr().out
+    assert "an example;" not in text
+    assert "measured with 32 sequences, and the config has 4: calibrate again" in text

@@ -320,6 +320,24 @@ def test_the_expected_wait_follows_what_runs_and_what_is_ahead() -> None:
     assert scene.desk.eta_s(waiting) == pytest.approx(4 + 4 * 7)
 
 
+@pytest.mark.parametrize(("patience_s", "least_s", "most_s"), [(5, 27, 40), (60, 0, 20)])
+def test_nobody_is_told_to_come_back_and_wait_in_vain_again(patience_s: int, least_s: int, most_s: int) -> None:
+    """There is a place in the queue, but who takes it now waits 32 s for its start."""
+    scene = Scene()
+    for number in range(5):
+        scene.submit(Told())
+        if number == 0:
+            scene.turn()
+    (handle,) = scene.core.take(0)
+    for second in range(1, 4):
+        scene.core.emit(handle, b"x")
+        scene.turn(second * S)
+    request = a_refused()
+    request.arrival_ns, request.expire_ns = 3 * S, (3 + patience_s) * S
+    told_s = scene.desk.retry_after_s(request)
+    assert least_s <= told_s <= most_s
+
+
 def test_what_was_foretold_is_held_against_what_came() -> None:
     scene = Scene()
     first, second = scene.submit(Told()), Told()

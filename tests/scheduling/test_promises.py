@@ -10,7 +10,8 @@ import pytest
 from lqs.errors import RETRY_AFTER_S_MAX
 from lqs.request import NS_PER_S, Request, Tenant
 from lqs.scheduling.promises import HELD_AFTER_NS, PROMISES_MAX, Promises
-from tests.scheduling.rush import Rush
+from lqs.settings import load
+from tests.scheduling.rush import Rush, at_once
 
 S = NS_PER_S
 
@@ -57,9 +58,9 @@ def test_around_its_time_a_place_is_held_against_newcomers_only() -> None:
     assert ledger.promises.level_due(back, wait_ns) is not None
     assert ledger.promises.level_due(a_request(), wait_ns) is None
     ledger.promises.entered(a_request(), wait_ns)
-    assert ledger.promises.num_promised(2) == 1
+    assert ledger.promises.num_promised(2, wait_ns) == 1
     ledger.promises.entered(back, wait_ns)
-    assert (ledger.promises.num_promised(2), ledger.promises.num_kept) == (0, 1)
+    assert (ledger.promises.num_promised(2, wait_ns), ledger.promises.num_kept) == (0, 1)
     assert ledger.promises.level_due(back, wait_ns) is None
 
 
@@ -86,8 +87,9 @@ def test_who_does_not_come_loses_the_place_and_is_reckoned_with() -> None:
     ledger = Ledger()
     before = [ledger.refuse(0) for _ in range(100)]
     late_ns = max(before) + HELD_AFTER_NS
+    # Whoever asks first finds them void.
+    assert ledger.promises.num_promised(2, late_ns) == 0
     assert ledger.promises.num_held(2, late_ns, 1000) == 0
-    assert ledger.promises.num_promised(2) == 0
     assert ledger.promises.return_share(2) < 0.25
     # Few of the next are expected, so their times are closer together.
     after = [ledger.refuse(late_ns) for _ in range(100)]
@@ -122,10 +124,10 @@ def test_at_most_half_of_the_places_are_held() -> None:
 def test_promises_are_bounded_and_so_is_what_is_told() -> None:
     ledger = Ledger()
     waits = [ledger.promises.refused(a_request(), num_free=0, service_ns=1000, now_ns=0) for _ in range(5000)]
-    assert ledger.promises.num_promised(2) == PROMISES_MAX
+    assert ledger.promises.num_promised(2, 0) == PROMISES_MAX
     assert max(waits) <= RETRY_AFTER_S_MAX * S
     slow = [ledger.promises.refused(a_request(level=3), num_free=0, service_ns=30 * S, now_ns=0) for _ in range(50)]
-    assert ledger.promises.num_promised(3) < 10
+    assert ledger.promises.num_promised(3, 0) < 10
     # Beyond the longest time nobody is promised anything; they are spread over its last part.
     assert all(0.75 * RETRY_AFTER_S_MAX * S <= wait <= RETRY_AFTER_S_MAX * S for wait in slow[10:])
     assert max(slow[10:]) - min(slow[10:]) > 10 * S
@@ -188,3 +190,34 @@ def test_times_told_are_near_the_truth() -> None:
     assert len(errors) > 100
     assert errors[len(errors) // 2] <= 0.25
     assert errors[len(errors) * 9 // 10] <= 0.5
+
+
+def test_a_burst_on_an_idle_server_is_told_times_of_what_ran_before() -> None:
+    """Nobody waits or runs in that moment: all their prompts are still being made."""
+    rush = Rush(num_sequences=1, num_places=4, mean_s=0.1)
+    rush.arrive(2, 0, 10)
+    rush.run()
+    requests = [
+        Request(
+            id=str(n), tenant=Tenant("t", "normal", 1, 2, 2), model="m", arrival_ns=rush.now_ns, retry_count=0, level=2
+        )
+        for n in range(10)
+    ]
+    is_in = [at_once(rush.desk.enter(request, rush.now_ns)) is None for request in requests]
+    # Four places, and the sequence that is free.
+    assert is_in == [True] * 5 + [False] * 5
+    told_s = [rush.desk.retry_after_s(request) for request in requests[5:]]
+    # A tenth of a second for each; a second is the least that is told.
+    assert all(1.0 <= told <= 2.5 for told in told_s)
+    for request in requests[:5]:
+        rush.desk.leave(request)
+
+
+def test_new_caps_bound_what_is_held() -> None:
+    rush = Rush(num_sequences=1, num_places=4)
+    rush.desk.reload(load(None, None, {"queue.caps": [40], "queue.total": 40}))
+    for _ in range(30):
+        rush.desk.outlook.promises.refused(a_request(), num_free=0, service_ns=S / 100, now_ns=rush.now_ns)
+    rush.now_ns += S
+    num_held, _ = rush.desk.outlook.claim(a_request())
+    assert num_held == 20

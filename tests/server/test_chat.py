@@ -138,7 +138,8 @@ def test_a_running_request_is_shown_to_who_asks_and_can_be_ended(server: Server)
     assert call.begin().getheader("x-request-id") == "mine-1"
     shown = server.ask("GET", "/v1/requests/mine-1").json
     assert (shown["state"], shown["position"], shown["prompt_tokens"]) == ("running", None, 3)
-    assert server.ask("DELETE", "/v1/requests/mine-1").json["state"] == "cancelled"
+    gone = server.ask("DELETE", "/v1/requests/mine-1").json
+    assert (gone["state"], gone["position"], gone["eta_s"]) == ("cancelled", None, None)
     *_, last = events
     assert last["error"]["code"] == "cancelled"
     call.close()

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from lqs.config import Config
@@ -92,9 +93,21 @@ def test_a_request_that_fits_nowhere_gets_no_proposal():
     assert "fits no device slot" in line
 
 
+@pytest.mark.parametrize(("num_keys", "period_s"), [(1, 60), (10_000, 3600)])
+def test_what_is_proposed_can_be_set(num_keys, period_s):
+    """The lines are the config's own: whole amounts, and a longer period where a minute would have too few."""
+    lines = list(proposal_lines(calibration(), Config(), Lengths(101, 50), num_keys))[3:]
+    text = "".join(f"[limits.l{n}]\nper = 'key'\n" + line.replace(", ", "\n") + "\n" for n, line in enumerate(lines))
+    limits = msgspec.toml.decode(text, type=Config).limits
+    assert [limit.of for limit in limits.values()] == ["requests", "tokens", "parallel"]
+    assert all(limit.amount >= 1 for limit in limits.values())
+    assert limits["l0"].period_s == period_s
+
+
 def test_the_lines_say_what_to_set():
     text = "\n".join(proposal_lines(calibration(), Config(), Lengths(101, 50), 3))
     assert "requests/s of 101 + 50 tokens, 8 at once" in text
     assert "queue.total" in text
-    assert "per key, 3 at work at once" in text
+    assert 'per = "key", where 3 share the machine' in text
+    assert 'of = "parallel", amount = 2' in text
     assert "now 256" in text

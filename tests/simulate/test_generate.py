@@ -7,6 +7,7 @@ import pytest
 
 from lqs.request import NS_PER_S
 from lqs.simulate.generate import RecipeInvalid, generate, spread
+from lqs.simulate.trace import TOKENS_MAX, TraceInvalid
 
 
 def gaps(trace):
@@ -80,3 +81,13 @@ def test_without_shares_classes_and_keys_stay():
     spread(trace, {}, 0, seed=1)
     assert set(trace.level) == {3}
     assert trace.keys == [""]
+
+
+def test_a_length_beyond_all_numbers_is_the_longest():
+    trace = generate("poisson rate=1 requests=50 prompt=lognormal:100:1000", seed=1)
+    assert max(trace.prompt_tokens) == TOKENS_MAX
+
+
+def test_arrivals_beyond_the_virtual_clock_are_refused():
+    with pytest.raises(TraceInvalid, match="can be played"):
+        generate("poisson rate=1e-30 requests=3", seed=1)

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from lqs.simulate.trace import TraceInvalid, read_trace
+from lqs.simulate.read import read_trace
+from lqs.simulate.trace import TraceInvalid
 
+AZURE = '{"TIMESTAMP": "2024-01-01", "ContextTokens": 4, "GeneratedTokens": 4}\n'
 LEVELS = ("critical", "normal", "low")
 
 
@@ -106,6 +108,10 @@ def test_another_rate_keeps_the_rhythm(tmp_path: Path):
         ('{"timestamp": 1, "input_length": 2, "output_length": 3}\n{"timestamp": 1}\n', 2, "input_length is no number"),
         ('{"arrival": 1\n', 1, "is not a JSON object"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", 2, "no date and time: 'yesterday'"),
+        ('{"TIMESTAMP":5,"ContextTokens":4,"GeneratedTokens":4}\n', 1, "no date and time: '5'"),
+        (AZURE + '{"ContextTokens":4,"GeneratedTokens":4}\n', 2, "no date and time: 'None'"),
+        (f'{{"arrival": {"[" * 100_000}\n', 1, "is not a JSON object"),
+        (f"arrival,prompt_tokens,completion_tokens\n{'0' * 200_000},1,2\n", 1, "is not CSV: field larger"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(text: str, line: int, what: str, tmp_path: Path):
@@ -126,3 +132,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(TraceInvalid, match="UTF-8"):
         read_trace(str(tmp_path / "bytes"), LEVELS)
+
+
+def test_more_time_than_the_virtual_clock_has_is_refused(tmp_path: Path):
+    text = "TIMESTAMP,ContextTokens,GeneratedTokens\n0001-01-01,1,2\n9999-12-31,1,2\n"
+    with pytest.raises(TraceInvalid, match="can be played"):
+        read(tmp_path, text)
+    short = read(tmp_path, "arrival,prompt_tokens,completion_tokens\n0,1,2\n9,1,2\n")
+    with pytest.raises(TraceInvalid, match="can be played"):
+        short.at_rate(1e-12)
