@@ -107,7 +107,7 @@ def test_a_worker_that_cannot_be_opened_says_why(model: Model) -> None:
     scheduler = make_scheduler(load(), [1.0])
     settings = {"n_ctx": 256, "n_batch": 32, "n_ubatch": 32, "threads": 1, "kv_unified": True, "prefix_cache": False}
     settings |= {"prefix_sequences": 0, "flash_attention": True, "inter_token_target_ms": 200.0}
-    settings |= {"n_extra": 0, "swap_bytes": 0}
+    settings |= {"n_extra": 0, "swap_bytes": 0, "kv_block": 0, "is_cpu": True}
     with pytest.raises(DeviceError, match="sequences"):
         make_worker(scheduler, 0, model, n_seq=999, **settings)  # type: ignore[arg-type]
 

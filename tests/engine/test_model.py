@@ -85,6 +85,21 @@ def test_a_model_is_loaded_once_and_closed_after_its_workers(tiny):
         tiny.tokenize(b"a")
 
 
+def test_a_device_that_libllama_does_not_know_holds_no_weights(tmp_path):
+    """Weights that are asked onto a GPU never end up elsewhere."""
+    model = _engine.Model(str(synth.write(tmp_path / "tiny.gguf", synth.Recipe())))
+    with pytest.raises(_engine.EngineError, match="could not load"):
+        model.load(devices=["CUDA99"], parts=[1.0])
+    for parts in ([], [1.0, 1.0], [0.0], [-1.0]):
+        with pytest.raises(ValueError, match="a part above 0 for each"):
+            model.load(devices=["CUDA0"], parts=parts)
+    with pytest.raises(ValueError, match="at most 16 devices"):
+        model.load(devices=["CUDA0"] * 17, parts=[1.0] * 17)
+    model.load()
+    assert model.n_vocab > 0
+    assert all(isinstance(place, str) for place in _engine.gpu_places())
+
+
 @pytest.mark.parametrize("architecture", ["gemma2", "mamba"])
 def test_models_that_cannot_cut_a_sequence_run_without_a_prefix_cache(tmp_path, architecture):
     model = load(synth.write(tmp_path / "m.gguf", synth.Recipe(architecture=architecture)))
