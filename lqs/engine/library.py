@@ -159,6 +159,9 @@ class Model:
             self.native.close()
         except _engine.EngineError:
             return False
+        # What was freed lies scattered over the arenas of threads that have ended, and is the process's until then.
+        if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+            trim(0)
         return True
 
     def _control_texts(self, special: Sequence[str]) -> list[str]:
