@@ -155,7 +155,8 @@ async def measure_real(model: Path, load: float, minutes: float, seed: int) -> l
 def _patient_server(num: int) -> Server:
     """With one lane and no bound; no stream is opened before it starts, so that each tells how long it waited."""
     never, total = "100000", str(num)
-    environment = {"LQS_QUEUE_CAPS": f"[{total}]", "LQS_QUEUE_TOTAL": total, "LQS_QUEUE_TABLE_CAPACITY": total}
+    # The table also holds who runs.
+    environment = {"LQS_QUEUE_CAPS": f"[{total}]", "LQS_QUEUE_TOTAL": total, "LQS_QUEUE_TABLE_CAPACITY": str(num + 64)}
     environment |= {"LQS_QUEUE_TIMEOUT_S": "86400", "LQS_QUEUE_REQUEST_TIMEOUT_S": "86400", "LQS_QUEUE_HOLD_S": "3600"}
     environment |= {"LQS_QUEUE_HIGH_LOAD_AT": "1", "LQS_QUEUE_SHORT_TOKENS_MAX": never}
     environment |= {"LQS_QUEUE_LONG_TOKENS_MIN": never}
