@@ -159,7 +159,7 @@ def _patient_server(num: int) -> Server:
     environment = {"LQS_QUEUE_CAPS": f"[{total}]", "LQS_QUEUE_TOTAL": total, "LQS_QUEUE_TABLE_CAPACITY": str(num + 64)}
     environment |= {"LQS_QUEUE_TIMEOUT_S": "86400", "LQS_QUEUE_REQUEST_TIMEOUT_S": "86400", "LQS_QUEUE_HOLD_S": "3600"}
     environment |= {"LQS_QUEUE_HIGH_LOAD_AT": "1", "LQS_QUEUE_SHORT_TOKENS_MAX": never}
-    environment |= {"LQS_QUEUE_LONG_TOKENS_MIN": never}
+    environment |= {"LQS_QUEUE_LONG_TOKENS_MIN": never, "LQS_QUEUE_BREAK_AT": "0", "LQS_ALERTS_ENABLED": "false"}
     return lqs_from_here().with_environment("patient", **environment)
 
 
