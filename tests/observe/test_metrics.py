@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from array import array
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -312,7 +313,7 @@ def test_lanes_promises_alerts_and_rounds_are_shown() -> None:
     alerts = Alerts(config.alerts, Log(config.log, io.StringIO()), {})
     alerts.look(Reading(90, 0.9, 0.0, 0, 0, 0), S)
     promises = Promises(5)
-    promises.refused(a_request(), num_free=0, service_ns=S, now_ns=0)
+    promises.refused(a_request(), num_free=0, service_ns=S, now_ns=time.monotonic_ns())
     rounds = {"seconds": 2.0, "counts": [(1e-6, 3), (float("inf"), 4)]}
     board = Board()
     board.metrics = Metrics(
