@@ -1,4 +1,4 @@
-"""Runs `lqs`, and at SIGUSR1 gives free memory back and writes what is alive in it, for a test that counts.
+"""Runs `lqs`, and at SIGUSR2 gives free memory back and writes what is alive in it, for a test that counts.
 
 The first argument is the file to write to; the rest is lqs's own.
 """
@@ -38,5 +38,5 @@ if __name__ == "__main__":
     def on_signal(_: int, __: FrameType | None) -> None:
         write(target)
 
-    signal.signal(signal.SIGUSR1, on_signal)
+    signal.signal(signal.SIGUSR2, on_signal)
     sys.exit(main(sys.argv[2:]))

@@ -37,7 +37,7 @@ per = "server"
 def alive(server: Server, path: Path) -> dict[str, int]:
     """Tasks of the event loop, and requests of any kind that are not forgotten."""
     path.unlink(missing_ok=True)
-    server.signal(signal.SIGUSR1)
+    server.signal(signal.SIGUSR2)
     until(path.exists)
     counts: dict[str, int] = json.loads(path.read_text())
     return counts
