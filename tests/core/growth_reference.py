@@ -143,6 +143,8 @@ class Scheduler(reference.Scheduler):
         is_pass = any(w.out_tokens or w.is_short for w in self.slots[slot].running)
         self.num_passes[slot] = self.num_passes[slot] + 1 if is_pass else 0
         waiter.order = self.num_started
+        # A device slot that died took with it what its worker had asked for.
+        waiter.wanted = 0
         self.num_started += 1
         self.promise(slot, waiter, self.first_promise(slot, waiter))
         return slot
