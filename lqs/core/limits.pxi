@@ -421,6 +421,12 @@ cdef int limits_reserve(LimitsState* s, ChargeState* charge, const uint32_t* lim
     return PASSED
 
 
+# Whether the limiter that an item was charged by has been removed, or another stands in its place.
+cdef inline bint is_gone(const LimitsState* s, const ChargeItem* item) noexcept nogil:
+    cdef const Limiter* limiter = &s.limiters[item.limiter]
+    return not limiter.is_live or limiter.generation != item.generation
+
+
 # End a charge: every limiter it touched counts `costs` instead. Limiters that are gone meanwhile
 # are left alone. May be repeated: the second time there is nothing to end.
 cdef void limits_settle(LimitsState* s, ChargeState* charge, const int64_t* costs,
@@ -432,9 +438,9 @@ cdef void limits_settle(LimitsState* s, ChargeState* charge, const int64_t* cost
     cdef ChargeItem* item
     for i in range(charge.num):
         item = &charge.items[i]
-        limiter = &s.limiters[item.limiter]
-        if not limiter.is_live or limiter.generation != item.generation:
+        if is_gone(s, item):
             continue
+        limiter = &s.limiters[item.limiter]
         excess = costs[limiter.unit] - item.amount
         if excess > 0:
             s.num_charges += 1
@@ -446,11 +452,9 @@ cdef void limits_settle(LimitsState* s, ChargeState* charge, const int64_t* cost
 
 # Forget what limiters were charged that are gone: nothing of it will ever be settled.
 cdef void charge_forget_gone(const LimitsState* s, ChargeState* charge) noexcept nogil:
-    cdef const Limiter* limiter
     cdef uint32_t i, num = 0
     for i in range(charge.num):
-        limiter = &s.limiters[charge.items[i].limiter]
-        if limiter.is_live and limiter.generation == charge.items[i].generation:
+        if not is_gone(s, &charge.items[i]):
             charge.items[num] = charge.items[i]
             num += 1
     charge.num = num
