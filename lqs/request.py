@@ -181,6 +181,11 @@ class Request:
         return self.level if self.asked_level is None else self.asked_level
 
     @property
+    def kv_tokens_counted(self) -> int:
+        """KV tokens that the door counts for it, from its submission to its end."""
+        return self.kv_tokens or self.footprint_tokens
+
+    @property
     def footprint_tokens(self) -> int:
         """The most KV cells that it can come to occupy."""
         return len(self.prompt) + self.max_tokens_granted

@@ -74,11 +74,10 @@ def run(args: argparse.Namespace) -> int:
     """Play, print, write; the exit code. Raises StartError."""
     config = load_config(args)
     _check(args)
-    measured = calibrated(Path(args.cost), given=True) if args.cost else of_config(config)
-    calibration = measured or EXAMPLE
+    calibration = (calibrated(Path(args.cost), given=True) if args.cost else of_config(config)) or EXAMPLE
     devices = Devices.of(calibration, config, args.devices)
     trace = _trace(args, config)
-    for line in _opening(args, config, measured, devices, trace):
+    for line in _opening(args, config, calibration, devices, trace):
         print(line)
     slo = Slo(args.slo_ttft, args.slo_token)
     found: list[dict[str, Any]] = []
@@ -143,10 +142,9 @@ def _shares(text: str | None, levels: Sequence[str]) -> dict[int, float]:
 
 
 def _opening(
-    args: argparse.Namespace, config: Config, measured: Calibration | None, devices: Devices, trace: Trace
+    args: argparse.Namespace, config: Config, calibration: Calibration, devices: Devices, trace: Trace
 ) -> Iterator[str]:
     """What is played, and on what."""
-    calibration = measured or EXAMPLE
     skipped = f", {trace.num_skipped} without an answer left out" if trace.num_skipped else ""
     source = args.trace or args.generate or f"{_EXAMPLE_RECIPE} (an example)"
     scaled = f", lengths x {args.scale:g}" if args.scale else ""
@@ -160,7 +158,7 @@ def _opening(
         f"step     {cost.fixed_ns / 1e6:.2f} ms + {cost.decode_ns / 1e6:.2f} ms a drawn token "
         f"+ {cost.prefill_ns / 1e6:.3f} ms a prompt token + {cost.context_ns:.0f} ns per token of context"
     )
-    if measured is None:
+    if calibration is EXAMPLE:
         yield "         an example; `lqs check --calibrate` measures yours"
     elif shape.num_sequences != config.engine.parallel:
         other = f"{shape.num_sequences} sequences, and the config has {config.engine.parallel}"

@@ -149,7 +149,7 @@ class Entrance:
 
     def submit(self, request: Request) -> None:
         """It is in the core's hands."""
-        self._door.submit(request.level, request.kv_tokens or request.footprint_tokens)
+        self._door.submit(request.level, request.kv_tokens_counted)
         if self._guests:
             # Now it can be made to leave.
             self.tend()
@@ -160,7 +160,7 @@ class Entrance:
 
     def settle(self, request: Request, *, has_run: bool) -> None:
         """It is gone after it was submitted. The caller tends when it has told all that happened."""
-        self._door.settle(request.level, request.kv_tokens or request.footprint_tokens, has_run=has_run)
+        self._door.settle(request.level, request.kv_tokens_counted, has_run=has_run)
         self._made_room()
 
     def num_free(self, level: int) -> int:
