@@ -1,7 +1,7 @@
 """Looks after the device slots: says who stopped working, opens anew who may be, leaves out who is slow.
 
         died, or could not be opened
-              |  on a CPU, and not too often                  else: quarantine, until lqs is restarted
+              |  not too often; what died: on a CPU only      else: quarantine, until lqs is restarted
               v
         backoff -- twice as long each time --> opens (a thread of its own) --> failed: backoff
                                                  |
@@ -181,7 +181,9 @@ class Keeper:
         if care.stage is Stage.OPENING:
             self._take_over(slot, care, now_ns)
         elif care.stage is Stage.BACKOFF:
-            if now_ns >= care.due_ns:
+            if slot.lost:
+                self._put_off(slot, care, now_ns)
+            elif now_ns >= care.due_ns:
                 self._open(slot, care, now_ns)
         elif care.stage is not Stage.QUARANTINE:
             if now_ns - care.since_ns >= self._config.steady_s * NS_PER_S:
@@ -191,14 +193,18 @@ class Keeper:
             self._put_off(slot, care, now_ns)
 
     def _put_off(self, slot: Slot, care: _Care, now_ns: int) -> None:
-        """Try later, or never again."""
+        """Try later, or never again: too often, or on a card where it died.
+
+        CUDA's errors stay for as long as the process does; a load for which there was no memory left none.
+        """
         config = self._config
-        if slot.cards or not slot.device.startswith("cpu:") or care.num_attempts >= config.reload_attempts:
+        is_on_card = bool(slot.cards) or not slot.device.startswith("cpu:")
+        has_died = care.number < 0 or bool(slot.lost)
+        if (is_on_card and has_died) or care.num_attempts >= config.reload_attempts:
             care.stage = Stage.QUARANTINE
             if care.number >= 0:
                 # Nobody waits for it any more.
                 self._scheduler.report_dead(care.number)
-            # CUDA's errors stay for as long as the process does.
             self._log.error(
                 "device slot stays out until lqs is restarted", device=slot.device, attempts=care.num_attempts
             )

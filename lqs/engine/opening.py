@@ -73,7 +73,8 @@ class Opening:
     def _fail(self, seat: Seat, reason: str, *, is_parked: bool = False) -> None:
         self._log.error("device slot does not open", device=seat.device, reason=reason)
         worker = NoWorker(reason, is_parked=is_parked)
-        self.failed.append(Slot(seat.device, worker, seat.plan.kv_tokens, seat.number, seat.place))
+        cards = tuple(gpu.uuid for gpu in seat.plan.group.gpus)
+        self.failed.append(Slot(seat.device, worker, seat.plan.kv_tokens, seat.number, seat.place, cards=cards))
 
     def _open(self, seat: Seat) -> None:
         began_s = time.monotonic()

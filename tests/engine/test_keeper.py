@@ -212,6 +212,54 @@ def test_a_card_is_not_opened_anew() -> None:
     assert house.num_opened == 0
 
 
+def test_a_card_without_memory_at_the_start_is_tried_again() -> None:
+    """Nothing failed in CUDA: others took the memory, and may give it back."""
+    house = House(("cuda:0", "cpu:0"))
+    house._slots[0].worker, house._slots[0].cards = NoWorker("no memory"), ("GPU-a",)
+    house[0].figures = {"num_steps": 0, "step_ns": 0}
+    house.num_failures = 1
+    for at_s in (0, 1):
+        house.look(at_s)
+    house.opened(0)
+    assert house.stage(0) is Stage.BACKOFF
+    house.look(3)
+    house.opened(0)
+    assert (house.stage(0), house[0].state, house.num_opened) == (Stage.PROBATION, "ready", 1)
+    # Now it failed in CUDA.
+    house[0].state = "dead"
+    house.core.report_dead(0)
+    for at_s in (4, 100):
+        house.look(at_s)
+    assert (house.stage(0), house.num_opened) == (Stage.QUARANTINE, 1)
+
+
+def test_a_load_that_failed_on_a_card_that_is_lost_since_is_not_tried_again() -> None:
+    house = House(("cuda:0", "cpu:0"))
+    house._slots[0].worker, house._slots[0].cards = NoWorker("no memory"), ("GPU-a",)
+    house[0].figures = {"num_steps": 0, "step_ns": 0}
+    house.look(0)
+    assert house.stage(0) is Stage.BACKOFF
+    house.keeper._lost_cards = lambda: {"GPU-a": "the driver reported XID 79"}
+    for at_s in (1, 100):
+        house.look(at_s)
+    assert (house.stage(0), house.num_opened) == (Stage.QUARANTINE, 0)
+    assert [slot["is_dead"] for slot in house.core.slots()] == [True, False]
+
+
+def test_a_card_where_libllama_gives_up_while_it_is_opened_is_not_tried_again() -> None:
+    house = House(("cuda:0",))
+    house._slots[0].worker = NoWorker("no memory")
+    house[0].figures = {"num_steps": 0, "step_ns": 0}
+    house.gate = threading.Event()
+    for at_s in (0, 1):
+        house.look(at_s)
+    house.core.report_dead(0)
+    for at_s in (2, 100):
+        house.look(at_s)
+    assert house.stage(0) is Stage.QUARANTINE
+    house.gate.set()
+
+
 def test_a_thread_that_opens_and_never_ends_is_left_behind() -> None:
     house = House(reload_attempts=1)
     house.gate = threading.Event()
