@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from lqs._core import set_capacity
 from lqs.engine.drill import FAIL_LOAD, ON_CARD, Break, check_slots
+from lqs.engine.fitting import padded, smaller
 from lqs.engine.opening import Opening, Seat
-from lqs.engine.plan import Plan, padded, smaller
+from lqs.engine.plan import Plan
 from lqs.engine.served import Served
 from lqs.engine.slot import Slot, Worker
 from lqs.errors import DeviceError, NoRoom

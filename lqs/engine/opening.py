@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lqs.engine.plan import SlotPlan
+from lqs.engine.fitting import SlotPlan
 from lqs.engine.slot import NoWorker, Slot
 from lqs.errors import DeviceError
 from lqs.observe.log import Log

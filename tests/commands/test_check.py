@@ -56,6 +56,16 @@ def test_a_plan_that_does_not_fit_fails(
     assert "does not fit" in capsys.readouterr().out
 
 
+def test_a_context_beyond_the_memory_of_its_cores_fails(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "lqs.toml"
+    config.write_text("engine.memory_mb = [30]\n")
+    assert main(["check", model, "--config", str(config), "--ctx", "100000"]) == 1
+    assert "engine.memory_mb: 30 MB for cpu:0, and engine.ctx 100000 takes" in capsys.readouterr().out
+    assert main(["check", model, "--config", str(config)]) == 0
+
+
 def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "nowhere.gguf"]) == 1
     assert "nowhere.gguf" in capsys.readouterr().err

@@ -164,6 +164,18 @@ def test_auto_is_every_card_that_may_be_used(model: Path) -> None:
     assert make_plan(load(), model, on_cards(10, 10)).devices == ("cuda:0", "cuda:1")
 
 
+@pytest.mark.parametrize("devices", [["cuda:0", "cpu:0"], ["cpu:0", "cuda:0"]])
+@pytest.mark.parametrize("margins", [(512, 4096), (4096, 512)])
+def test_of_a_memory_that_cores_and_a_gpu_share_the_larger_margin_is_left(
+    model: Path, devices: list[str], margins: tuple[int, int]
+) -> None:
+    gpu = Gpu(uuid="GPU-a", bus_id="00000000:01:00.0", name="GB10", is_unified=True, memory_free_bytes=16_000_000_000)
+    survey = survey_of(Snapshot(1, "", "570", (gpu,)), BY_BUS, has_cuda=True)
+    flags = {"engine.devices": devices, "engine.kv_margin_mb": margins[0], "engine.gpu_margin_mb": margins[1]}
+    plan = make_plan(load(None, None, flags), model, Machine(8, 16_000_000_000, survey))
+    assert plan.room == {SYSTEM_POOL: 16_000_000_000 - 4_096_000_000}
+
+
 def test_unified_memory_and_cores_take_from_one_memory(model: Path) -> None:
     """B45: it is not counted twice."""
     gpu = Gpu(uuid="GPU-a", bus_id="00000000:01:00.0", name="GB10", is_unified=True, memory_free_bytes=16_000_000_000)
@@ -185,3 +197,30 @@ def test_a_group_of_cores_has_its_cores_and_a_memory_of_its_own(model: Path) -> 
     assert plan.slots[1].takes[SYSTEM_POOL] <= 2_000_000
     with pytest.raises(ConfigError, match="this process has not core 9999"):
         make_plan(load(None, None, flags | {"engine.cores": ["9999"]}), model, BIG)
+
+
+@pytest.mark.parametrize("bounds", [[2], [0, 2]])
+def test_a_context_that_was_set_by_hand_must_keep_to_the_memory_of_its_cores(model: Path, bounds: list[int]) -> None:
+    flags = {"engine.devices": ["cpu:0", "cpu:1"], "engine.memory_mb": bounds}
+    config = load(None, None, flags | {"engine.ctx": 100_000})
+    with pytest.raises(StartError) as caught:
+        check_fits(config, make_plan(config, model, BIG))
+    assert caught.value.exit_code == 1
+    said = str(caught.value)
+    assert f"2 MB for cpu:{len(bounds) - 1}, and engine.ctx 100000 takes" in said
+    most = int(re.findall(r"set at most (\d+), or 0 for what fits", said)[0])
+    for ctx, fits in ((most, True), (most + 256, False)):
+        config = load(None, None, flags | {"engine.ctx": ctx})
+        plan = make_plan(config, model, BIG)
+        assert (plan.slots[-1].takes[SYSTEM_POOL] <= 2_000_000) == fits
+        if fits:
+            check_fits(config, plan)
+        else:
+            with pytest.raises(StartError, match=r"engine\.memory_mb"):
+                check_fits(config, plan)
+
+
+def test_memory_for_less_than_any_context_is_told(model: Path) -> None:
+    config = load(None, None, {"engine.memory_mb": [1], "engine.ctx": 512, "engine.n_ubatch": 512})
+    with pytest.raises(StartError, match="set more memory"):
+        check_fits(config, make_plan(config, model, BIG))

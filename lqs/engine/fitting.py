@@ -1,0 +1,137 @@
+"""How much context each device slot of a model gets, beside the others in the same memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lqs.config import Config
+from lqs.engine.cores import cores_of
+from lqs.engine.needs import Needs
+from lqs.errors import ConfigError
+from lqs.placement.gpus import SYSTEM_POOL
+from lqs.placement.survey import Group
+
+_MB = 1_000_000
+# A default for all: that many whole contexts of the model, but not beyond this many tokens.
+_AUTO_CONTEXTS = 4
+_AUTO_TOKENS_MAX = 32_768
+PAD_TOKENS = 256  # llama.cpp rounds the size of a context up to that.
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlan:
+    """One device slot. `parts` say how a model is split over its GPUs; `takes` are bytes by pool, weights left out."""
+
+    group: Group
+    threads: int
+    kv_tokens: int
+    takes: Mapping[str, int]
+    cores: frozenset[int] = frozenset()
+    parts: tuple[float, ...] = ()
+
+    @property
+    def num_cells(self) -> int:
+        """KV cells as llama.cpp makes them: rounded up."""
+        return padded(self.kv_tokens)
+
+
+def padded(kv_tokens: int) -> int:
+    """A context's size as llama.cpp makes it."""
+    return -(-kv_tokens // PAD_TOKENS) * PAD_TOKENS
+
+
+def smaller(kv_tokens: int) -> int:
+    """The next size to try where a context did not fit; 0: there is none."""
+    half = kv_tokens // 2 // PAD_TOKENS * PAD_TOKENS
+    return half if half >= PAD_TOKENS else 0
+
+
+def weights_by_pool(groups: Sequence[Group], needs: Needs) -> Counter[str]:
+    """The machine's memory holds them once for all CPU device slots, a GPU its part for each of its own."""
+    weights: Counter[str] = Counter()
+    if any(group.is_cpu for group in groups):
+        weights[SYSTEM_POOL] += needs.weights_bytes
+    for group in groups:
+        for gpu in group.gpus:
+            weights[gpu.pool] += needs.weights_bytes // len(group.gpus)
+    return weights
+
+
+def budget_bytes(config: Config, group: Group) -> int:
+    """What a CPU device slot may take beside the weights; 0: no bound."""
+    budgets = config.engine.memory_mb
+    return budgets[min(group.number, len(budgets) - 1)] * _MB if budgets and group.is_cpu else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Plans the device slots of one model beside each other."""
+
+    config: Config
+    groups: Sequence[Group]
+    needs: Needs
+    room: Mapping[str, int | None]
+    num_cores: int
+    num_sharing: int
+
+    def slot(self, group: Group) -> SlotPlan:
+        """One device slot, with as much context as is set, or else useful and there."""
+        engine, needs = self.config.engine, self.needs
+        kv_tokens = engine.ctx or self._auto_tokens(group)
+        each = needs.compute_bytes(group) + -(-kv_tokens * needs.token_bytes(group) // len(group.pools))
+        cores = cores_of(engine.cores, group.number) if group.is_cpu else frozenset()
+        num_cpu = sum(one.is_cpu for one in self.groups)
+        share = len(cores) or max(self.num_cores // max(num_cpu, 1), 1)
+        return SlotPlan(
+            group=group,
+            # A GPU's thread only sends work; one more would spin.
+            threads=(engine.threads or share) if group.is_cpu else 1,
+            kv_tokens=kv_tokens,
+            takes=dict.fromkeys(group.pools, each),
+            cores=cores,
+            parts=_parts(group),
+        )
+
+    def _auto_tokens(self, group: Group) -> int:
+        """As many cells as are useful and fit beside weights, compute buffers and margin; at least one pad."""
+        needs = self.needs
+        tokens = min(_AUTO_CONTEXTS * needs.n_ctx_train, max(_AUTO_TOKENS_MAX, needs.n_ctx_train))
+        for pool in group.pools:
+            fitting = self._fitting(group, pool)
+            tokens = tokens if fitting is None else min(tokens, fitting)
+        if budget := budget_bytes(self.config, group):
+            tokens = min(tokens, (budget - needs.compute_bytes(group)) // max(needs.token_bytes(group), 1))
+            if tokens < PAD_TOKENS:
+                what = f"{budget // _MB} MB hold no context of {PAD_TOKENS} tokens on {group}"
+                raise ConfigError(f"engine.memory_mb: {what}.")
+        return tokens // PAD_TOKENS * PAD_TOKENS
+
+    def _fitting(self, group: Group, pool: str) -> int | None:
+        """The cells that fit in a pool, None where nobody knows. Raises ConfigError for less than one pad."""
+        free = self.room[pool]
+        if free is None:
+            return None
+        weights = weights_by_pool(self.groups, self.needs)[pool]
+        here = [each for each in self.groups if pool in each.pools]
+        left = free - weights - sum(map(self.needs.compute_bytes, here))
+        # Of a cell each GPU of the group has its part.
+        a_token = self.needs.token_bytes(group) * len(here) * self.num_sharing
+        fitting = left * len(group.pools) // max(a_token, 1)
+        if fitting < PAD_TOKENS:
+            where = "" if pool == SYSTEM_POOL else f"on {pool} "
+            raise ConfigError(
+                f"engine.ctx: the model does not fit: {where}{max(free, 0) // _MB} MB may be taken, its weights take "
+                f"{weights // _MB} MB. Free some memory, take a smaller model, or lower engine.kv_margin_mb or "
+                "engine.gpu_margin_mb."
+            )
+        return fitting
+
+
+def _parts(group: Group) -> tuple[float, ...]:
+    """Layers go to the GPUs as their free memory stands; equally where one does not tell."""
+    free = [gpu.memory_free_bytes for gpu in group.gpus]
+    if not all(free):
+        return (1.0,) * len(free)
+    return tuple(float(each or 0) for each in free)
