@@ -30,7 +30,7 @@ class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[Annotated[float, Meta(ge=0.001, le=1000)], ...],
         key(
             "How much of the work is meant for each device slot, in the order of engine.devices; the last stands for "
-            "the rest.",
+            "the rest, also for devices that only a model names.",
             min_length=1,
             max_length=64,
         ),
@@ -39,7 +39,7 @@ class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[Annotated[str, Meta(pattern="^(both|short|long)$")], ...],
         key(
             "Which requests each device slot is for: short, long or both, in the order of engine.devices; the last "
-            "stands for the rest.",
+            "stands for the rest, as with the weights.",
             min_length=1,
             max_length=64,
         ),
@@ -68,14 +68,14 @@ class PlacementConfig(Struct, frozen=True, forbid_unknown_fields=True):
             fits = num <= len(devices) or "auto" in devices
             yield fits, f"placement.{name}: there are {num} for {len(devices)} device slots."
 
-    def weight_of(self, number: int) -> float:
-        """The weight of the device slot of that number on the list."""
-        return _of(self.weights, number)
+    def weight_of(self, place: int) -> float:
+        """The weight of device slots on the device of that place in `engine.devices`, from 0; -1: it is not there."""
+        return _of(self.weights, place)
 
-    def lanes_of(self, number: int) -> int:
-        """The lanes of the device slot of that number on the list, as the core takes them."""
-        return _LANE_BITS[_of(self.lanes, number)]
+    def lanes_of(self, place: int) -> int:
+        """The lanes of device slots on the device of that place, as the core takes them; -1: it is not there."""
+        return _LANE_BITS[_of(self.lanes, place)]
 
 
-def _of(values: Sequence[T], number: int) -> T:
-    return values[min(number, len(values) - 1)]
+def _of(values: Sequence[T], place: int) -> T:
+    return values[min(place, len(values) - 1)]

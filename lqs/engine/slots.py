@@ -24,9 +24,9 @@ from lqs.engine.loading import Loader
 from lqs.engine.opening import Seat
 from lqs.engine.plan import Plan
 from lqs.engine.routing import Routing
+from lqs.engine.seats import Seats
 from lqs.engine.served import Served
 from lqs.engine.slot import NoWorker, Slot
-from lqs.errors import DeviceError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,8 +60,11 @@ class Models:
         }
         self._routing = Routing([(entry.name, entry.model.share, entry.model.aliases) for entry in entries])
         self._plans = dict(zip(self._served, plans, strict=True))
-        self._seats = {name: self._seat(served) for name, served in self._served.items()}
-        loader.check_drill(sum(map(len, self._seats.values())))
+        self._seats = Seats(config, scheduler, plans[0].machine)
+        for served, plan in zip(self._served.values(), plans, strict=True):
+            served.n_ctx = plan.request_tokens_max
+            self._seats.take(served, plan)
+        loader.check_drill(len(self._seats))
         self._anew = Anew()
         # Weights that somebody may still stand in.
         self._kept: list[Model] = []
@@ -141,7 +144,7 @@ class Models:
         def hand_over(slot: Slot) -> None:
             tell(partial(self._take_up, served, slot))
 
-        self._loader.load(served, self._seats[served.name], self._plans[served.name], hand_over)
+        self._loader.load(served, self._seats.of(served), self._plans[served.name], hand_over)
 
     def replan(self, served: Served, plan: Plan) -> None:
         """Plan a model anew before it is loaded again, for the same devices; what died gets another seat.
@@ -151,16 +154,7 @@ class Models:
         # So many sequences have their places in the core.
         plan = replace(plan, num_extra=self._plans[served.name].num_extra)
         self._plans[served.name] = plan
-        accounts, seats = self._scheduler.slots(), self._seats[served.name]
-        try:
-            self._seats[served.name] = [
-                self._add(served, seat.place)
-                if accounts[seat.number]["is_dead"]
-                else Seat(seat.number, seat.device, seat.place, slot)
-                for seat, slot in zip(seats, plan.slots, strict=True)
-            ]
-        except ValueError:
-            raise DeviceError(f"{served.name}: too many device slots have died; restart lqs.") from None
+        self._seats.renew(served, plan)
 
     # Going.
 
@@ -192,7 +186,8 @@ class Models:
 
         Raises ValueError when there are as many as there may be.
         """
-        return self._add(self._served_of(slot), slot.place).number
+        served = self._served_of(slot)
+        return self._seats.add(served, self._plans[served.name], slot.place).number
 
     def open_again(self, slot: Slot, number: int) -> Slot:
         """Open it anew, beside what is left of it: a thread of its own calls this. Raises DeviceError."""
@@ -208,8 +203,7 @@ class Models:
         served = self._served_of(slot)
         self._anew.take(served, new, slot)
         served.slots = [new if each is slot else each for each in served.slots]
-        seats = self._seats[served.name]
-        seats[slot.place] = Seat(new.number, new.device, new.place, seats[slot.place].plan)
+        self._seats.hand_over(served, new)
         self._start(new)
 
     def snapshots(self) -> Mapping[str, Mapping[str, Any]]:
@@ -227,9 +221,7 @@ class Models:
 
     def set_weights(self, config: Config) -> None:
         """Give the device slots the weights of a config that was read again."""
-        for seats in self._seats.values():
-            for seat in seats:
-                self._scheduler.set_weight(seat.number, config.placement.weight_of(seat.place))
+        self._seats.set_weights(config)
 
     def close(self, limit_s: float) -> bool:
         """Stop every worker, then free contexts and weights; False if a thread did not end."""
@@ -255,31 +247,6 @@ class Models:
     def _served_of(self, slot: Slot) -> Served:
         """The model that a device slot is for."""
         return next(served for served in self._served.values() if slot in served.slots)
-
-    def _seat(self, served: Served) -> list[Seat]:
-        """A place in the core for each of its device slots."""
-        plan = self._plans[served.name]
-        served.n_ctx = plan.request_tokens_max
-        return [self._add(served, place) for place in range(len(plan.slots))]
-
-    def _add(self, served: Served, place: int) -> Seat:
-        """A place in the core, where it rests until a worker runs there."""
-        engine, placement = served.whole_config.engine, self._config.placement
-        plan = self._plans[served.name]
-        slot = plan.slots[place]
-        number = self._scheduler.add_device_slot(
-            model=served.index,
-            kv_tokens=slot.kv_tokens,
-            num_sequences=engine.parallel,
-            num_extra=plan.num_extra,
-            weight=placement.weight_of(place),
-            lanes=placement.lanes_of(place),
-            token_bytes=plan.kv_bytes_per_token,
-            is_resting=True,
-        )
-        # A device has a slot for each model.
-        device = str(slot.group) if served.index == 0 else f"{slot.group}@{served.name}"
-        return Seat(number, device, place, slot)
 
     def _take_up(self, served: Served, slot: Slot) -> None:
         """A device slot is open, or stands there and says why it is not."""
