@@ -12,8 +12,8 @@ from lqs.config import Config
 from lqs.errors import ConfigError, StartError
 from lqs.settings import check_together
 
-# Built once: sockets, models, device slots, the pool, the log.
-_FIXED = ("server", "model", "models", "engine", "prompts", "refusals", "alerts", "log")
+# Built once: sockets, models, device slots and who looks after them, the pool, the log.
+_FIXED = ("server", "model", "models", "engine", "health", "prompts", "refusals", "alerts", "log")
 # The shape of the table, and what the scheduler's thread was started with.
 _SHAPE = ("levels", "table_capacity")
 _FIXED_QUEUE = (

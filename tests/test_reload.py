@@ -31,6 +31,39 @@ def test_what_was_built_at_the_start_stays_and_is_named() -> None:
     assert waiting == ["server", "engine", "keys.file", "keys.num_keys_max"]
 
 
+def test_of_placement_the_weights_are_taken_over_and_the_rest_is_named() -> None:
+    changed = read(placement__weights=(2.0,), placement__policy="load", placement__prefix_margin=0.0)
+    config, waiting = taken_over(STARTED, changed)
+    assert (config.placement.weights, config.placement.policy, config.placement.prefix_margin) == (
+        (2.0,),
+        "least_connections",
+        1.0,
+    )
+    assert waiting == ["placement.policy", "placement.prefix_margin"]
+
+
+@pytest.mark.parametrize("section", [field.name for field in msgspec.structs.fields(type(STARTED))])
+def test_no_change_of_any_section_is_passed_over_in_silence(section: str) -> None:
+    """Each section is read again, or held and named; what is read again is written here, one by one."""
+    is_read_again = section in ("placement", "queue", "tiers", "limits", "keys", "degrade")
+    changed = {
+        "server": {"port": 1},
+        "model": {"path": "other"},
+        "engine": {"ctx": 512},
+        "health": {"reload_attempts": 1},
+        "prompts": {"threads": 3},
+        "refusals": {"retry_after_s": 3.0},
+        "alerts": {"enabled": False},
+        "log": {"access": False},
+    }
+    if section in changed:
+        (name, value), *_ = changed[section].items()
+        config, waiting = taken_over(STARTED, read(**{f"{section}__{name}": value}))
+        assert (getattr(config, section), waiting) == (getattr(STARTED, section), [section])
+    else:
+        assert is_read_again or section == "models"
+
+
 def test_what_the_scheduler_was_started_with_stays_and_is_named() -> None:
     changed = read(queue__lane_weights=(2, 1), queue__bypass_s=1.0, refusals__retry_after_s=3.0, queue__total=12)
     config, waiting = taken_over(STARTED, changed)
