@@ -13,7 +13,7 @@ from lqs.config import Config
 from lqs.engine import library
 from lqs.engine import plan as planning
 from lqs.engine.catalog import Entry, check_all, plan_all
-from lqs.engine.drill import Break
+from lqs.engine.drill import Break, lost_cards
 from lqs.engine.keeper import Keeper
 from lqs.engine.loading import Loader
 from lqs.engine.plan import Plan, make_plan
@@ -67,7 +67,7 @@ def make_machinery(
     cards.watch(scheduler, lambda: models.slots)
     fleet = _make_fleet(config, models, plans, cards, log)
     models.when_there(fleet.came)
-    keeper = Keeper(config, models, scheduler, log, lost_cards=cards.lost)
+    keeper = Keeper(config, models, scheduler, log, lost_cards=lambda: cards.lost() | lost_cards(drill, models.slots))
     return Machinery(cards, models, fleet, keeper)
 
 
