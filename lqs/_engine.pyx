@@ -127,6 +127,7 @@ cdef enum Chaos:
     CHAOS_RC = 2
     CHAOS_HELPER = 3
     CHAOS_HANG = 4
+    CHAOS_LOST = 5
 
 
 cdef struct WorkData:

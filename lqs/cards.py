@@ -15,13 +15,14 @@ from lqs.engine.cores import memory_free_bytes
 from lqs.engine.plan import Machine
 from lqs.observe.gpus import gpu_families
 from lqs.observe.log import Log
-from lqs.placement.cuda import pin_order
+from lqs.placement.cuda import number_gpus, pin_order
 from lqs.placement.gpus import Snapshot
 from lqs.placement.headroom import Headrooms, Placing, Seat
 from lqs.placement.losses import lost_gpus
 from lqs.placement.notices import Notices
 from lqs.placement.poller import Poller
 from lqs.placement.reader import Reader
+from lqs.placement.standing import remarks, standings
 from lqs.placement.survey import Survey, survey_of
 
 _MB = 1_000_000
@@ -66,6 +67,7 @@ class Cards:
             is_built = has_cuda()
             places = listed() if is_built else None
             self._survey = survey_of(self.refresh(), self._environ, has_cuda=is_built, listed=places)
+            self._tell_numbers(self._survey, has_cuda=is_built)
         return self._survey
 
     def machine(self, listed: Callable[[], list[str]]) -> Machine:
@@ -93,6 +95,22 @@ class Cards:
     def stop(self, limit_s: float) -> bool:
         """End the thread; False if it hangs in the driver."""
         return self._poller.stop(limit_s) if self._is_watching else True
+
+    def _tell_numbers(self, survey: Survey, *, has_cuda: bool) -> None:
+        """Say of each GPU which number CUDA gives it, or why it is not used."""
+        snapshot = survey.snapshot
+        # Where libllama has no CUDA, the numbers that it would have are told, as `lqs check` does.
+        numbering = survey.numbering if has_cuda else number_gpus(snapshot.gpus, self._environ)
+        for gpu, device, reason in standings(snapshot, numbering):
+            found = {"gpu": gpu.uuid, "bus": gpu.bus_id}
+            if device:
+                found = {"device": device, **found}
+            if reason:
+                self._log.info("GPU is not used", **found, reason=reason)
+            else:
+                self._log.info("GPU has CUDA's number", **found)
+        for remark in remarks(snapshot, numbering, has_cuda=has_cuda):
+            self._log.warning(remark)
 
     def _look(self, snapshot: Snapshot) -> None:
         """In the poller's thread."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lqs.admission.fleet import Fleet, make_residents
 from lqs.cards import Cards
@@ -13,7 +13,8 @@ from lqs.config import Config
 from lqs.engine import library
 from lqs.engine import plan as planning
 from lqs.engine.catalog import Entry, check_all, plan_all
-from lqs.engine.drill import Break
+from lqs.engine.drill import Break, lost_cards
+from lqs.engine.keeper import Keeper
 from lqs.engine.loading import Loader
 from lqs.engine.plan import Plan, make_plan
 from lqs.engine.slots import Models
@@ -34,6 +35,14 @@ class Machinery:
     cards: Cards
     models: Models
     fleet: Fleet
+    keeper: Keeper
+
+    def snapshots(self) -> Mapping[str, Mapping[str, Any]]:
+        """What every device slot has counted, by device, and in which state it is."""
+        states = {slot.device: self.keeper.standing_of(slot).state(slot) for slot in self.models.slots}
+        counted = self.models.snapshots().items()
+        # A model may come or leave meanwhile.
+        return {device: {**seen, "state": states.get(device, seen["state"])} for device, seen in counted}
 
 
 def make_machinery(
@@ -58,7 +67,8 @@ def make_machinery(
     cards.watch(scheduler, lambda: models.slots)
     fleet = _make_fleet(config, models, plans, cards, log)
     models.when_there(fleet.came)
-    return Machinery(cards, models, fleet)
+    keeper = Keeper(config, models, scheduler, log, lost_cards=lambda: cards.lost() | lost_cards(drill, models.slots))
+    return Machinery(cards, models, fleet, keeper)
 
 
 def _make_fleet(config: Config, models: Models, plans: Sequence[Plan], cards: Cards, log: Log) -> Fleet:

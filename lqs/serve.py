@@ -28,7 +28,6 @@ from lqs.config import Config
 from lqs.engine import library
 from lqs.engine.catalog import catalog_of
 from lqs.engine.drill import Break
-from lqs.engine.keeper import Keeper
 from lqs.engine.store import Store, store_folder
 from lqs.errors import StartError
 from lqs.guard import Guard, make_actions
@@ -80,7 +79,7 @@ class Server:
         self._log: Log = services.log
         self._prompts = prompts
         self._guard = guard
-        self._keeper = Keeper(config, made.models, self._desk.scheduler, self._log, lost_cards=made.cards.lost)
+        self._keeper = made.keeper
         self.reload = Reloader(services, reread or (lambda: config)).reload
         self._passed = passed
         self._stop_wanted = asyncio.Event()
@@ -241,7 +240,7 @@ def build(
         config,
         model_name=models.names()[0],
         core=scheduler.snapshot,
-        workers=models.snapshots,
+        workers=made.snapshots,
         closed_reason=lambda: gate.closed_reason(),  # noqa: PLW0108
         bounds=lambda: server.bounds(),  # noqa: PLW0108
         alerts=lambda: alerts,
@@ -260,7 +259,7 @@ def build(
     alerts = Alerts(config.alerts, log, actions)
     services = Services(
         config=config, gate=gate, desk=desk, keys=keys, models=models, metrics=metrics, alerts=alerts, log=log,
-        fleet=made.fleet,
+        fleet=made.fleet, keeper=made.keeper,
         control=Control(lambda: server.stop(), lambda: server.reload(), lambda: ask_restart(environ)),  # noqa: PLW0108
     )  # fmt: skip
     guard = Guard(lambda: gate.config, alerts, desk, metrics)

@@ -20,9 +20,11 @@ from lqs.api.intake import read_body
 from lqs.api.services import Services
 from lqs.api.wire import read
 from lqs.errors import BadRequest, NotFound
+from lqs.request import NS_PER_S
 from lqs.scheduling.drains import is_empty
 
 if TYPE_CHECKING:
+    from lqs.engine.care import Standing
     from lqs.engine.served import Served
     from lqs.engine.slot import Slot
 
@@ -47,6 +49,7 @@ class DeviceSlots:
         self._models = services.models
         self._scheduler = services.desk.scheduler
         self._drains = services.gate.drains
+        self._keeper = services.keeper
 
     def all(self) -> Iterator[DeviceSlot]:
         """Every device slot, models in their order."""
@@ -69,12 +72,14 @@ class DeviceSlots:
 
     def _shown(self, each: DeviceSlot, figures: Mapping[str, Any]) -> dict[str, Any]:
         number = each.slot.number
+        standing = self._keeper.standing_of(each.slot)
         return {
             "object": "device_slot",
             "slot": number,
             "device": each.slot.device,
             "model": each.served.name,
-            "state": self._state(each, figures),
+            "state": self._state(each, standing, figures),
+            "health": _health(standing),
             "held_by": self._drains.holders(number),
             "running": figures["num_running"],
             "waiting": figures["num_waiting"],
@@ -85,14 +90,16 @@ class DeviceSlots:
             "steps": each.slot.worker.snapshot()["num_steps"],
         }
 
-    def _state(self, each: DeviceSlot, figures: Mapping[str, Any]) -> str:
+    def _state(self, each: DeviceSlot, standing: Standing, figures: Mapping[str, Any]) -> str:
+        if standing.stage.is_out:
+            return standing.stage.value
         if figures["is_dead"]:
             return "dead"
         if each.served.is_loading:
             return "loading"
         if self._drains.holders(each.slot.number):
             return "drained" if is_empty(figures) else "draining"
-        return each.slot.state
+        return standing.state(each.slot)
 
     async def set_drained(self, slots: Sequence[DeviceSlot], scope: Scope, *, undrain: bool) -> list[dict[str, Any]]:
         """Drain or open them, wait for as long as the caller wants, and say how they are then."""
@@ -105,6 +112,19 @@ class DeviceSlots:
             numbers = [each.slot.number for each in slots]
             await self._drains.wait_empty(numbers, max(wait_s, _HEARD_S))
         return self.shown(slots)
+
+
+def _health(standing: Standing) -> dict[str, Any]:
+    """Why it is not as the others, and what is done about it; what does not apply is null."""
+    is_out = standing.stage.is_out
+    left_s = max(standing.due_ns - time.monotonic_ns(), 0) / NS_PER_S if standing.due_ns else None
+    return {
+        "stage": standing.stage.value,
+        "reason": standing.reason or None,
+        "attempts": standing.num_attempts if is_out else None,
+        "attempts_left": standing.num_left if is_out else None,
+        "next_attempt_s": None if left_s is None else round(left_s, 1),
+    }
 
 
 class DeviceList:

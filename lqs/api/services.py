@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from lqs.admission.gate import Gate
     from lqs.admission.keys import KeyRing
     from lqs.config import Config
+    from lqs.engine.keeper import Keeper
     from lqs.engine.slots import Models
     from lqs.observe.alerts import Alerts
     from lqs.observe.log import Log
@@ -44,4 +45,5 @@ class Services:
     alerts: Alerts
     log: Log
     fleet: Fleet
+    keeper: Keeper
     control: Control

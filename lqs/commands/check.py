@@ -144,8 +144,6 @@ def report(config: Config, entries: Sequence[Entry], plans: Sequence[Plan], num_
     queue, machine = config.queue, plans[0].machine
     yield f"machine    {machine.num_cores} cores, {machine.memory_free_bytes // _MB} MB free"
     yield from gpu_lines(lambda: machine.memory_free_bytes, dict(os.environ))
-    if machine.survey.snapshot.gpus and not has_cuda():
-        yield "           llama-cpp-python is built without CUDA, so no GPU is used"
     for entry, plan in zip(entries, plans, strict=True):
         yield from model_lines(entry, plan)
     yield from memory_lines(plans, entries)

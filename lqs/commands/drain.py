@@ -16,6 +16,8 @@ _WAIT_S = 600.0
 # How long one call waits on the server, and how often a server that ends or restarts is looked at.
 _CALL_S = 20.0
 _LOOK_S = 0.2
+# Device slots on which nothing runs.
+_NOTHING_RUNS = ("drained", "dead", "failed", "backoff", "opening", "quarantined")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +70,7 @@ def _drain_part(client: Client, path: str, end_s: float, *, is_waiting: bool) ->
         left_s = max(end_s - time.monotonic(), 0.0) if is_waiting else 0.0
         answer = client.post(f"{path}?wait={min(left_s, _CALL_S):.3f}")
         slots = answer.get("data", [answer])
-        is_done = all(slot["state"] in ("drained", "dead") for slot in slots)
+        is_done = all(slot["state"] in _NOTHING_RUNS for slot in slots)
         if not is_waiting or is_done or left_s <= 0:
             break
     for slot in slots:
@@ -108,7 +110,7 @@ def _line(slot: dict[str, Any]) -> str:
     """One device slot in a line."""
     running, waiting = _requests(slot["running"]), slot["waiting"]
     return (
-        f"{slot['slot']:>3} {slot['device']:<12} {slot['model']:<24} {slot['state']:<9} {running} run, {waiting} wait"
+        f"{slot['slot']:>3} {slot['device']:<12} {slot['model']:<24} {slot['state']:<11} {running} run, {waiting} wait"
     )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, MutableMapping
 
-from lqs.placement.cuda import ORDER, Numbering, number_gpus, pin_order
-from lqs.placement.devices import why_not
+from lqs.engine.backends import has_cuda
+from lqs.placement.cuda import Numbering, number_gpus, pin_order
 from lqs.placement.gpus import Gpu, Snapshot
 from lqs.placement.reader import Reader
+from lqs.placement.standing import remarks, standings
 
 _MB = 1_000_000
 
@@ -27,14 +28,10 @@ def gpu_lines(system_free_bytes: Callable[[], int], environ: MutableMapping[str,
 def _lines(snapshot: Snapshot, numbering: Numbering) -> Iterator[str]:
     if not snapshot.gpus:
         yield f"none: {snapshot.problem or 'the driver lists none'}"
-    seen = [gpu.uuid for gpu in numbering.gpus]
-    for number, gpu in enumerate(numbering.gpus):
-        yield f"cuda:{number} {_in_words(gpu)}" + _unless_used(gpu, numbering)
-    for gpu in snapshot.gpus:
-        if gpu.uuid not in seen:
-            yield _in_words(gpu) + _unless_used(gpu, numbering)
-    if not numbering.is_sure:
-        yield f"these numbers are a guess, for CUDA begins with the card it takes for the fastest; {ORDER}=PCI_BUS_ID"
+    for gpu, device, reason in standings(snapshot, numbering):
+        words = f"{device} {_in_words(gpu)}".lstrip()
+        yield f"{words}; not used: {reason}" if reason else words
+    yield from remarks(snapshot, numbering, has_cuda=has_cuda())
 
 
 def _in_words(gpu: Gpu) -> str:
@@ -46,8 +43,3 @@ def _in_words(gpu: Gpu) -> str:
     if gpu.use is not None:
         words.append(f"{gpu.use:.0%} in use")
     return ", ".join(words)
-
-
-def _unless_used(gpu: Gpu, numbering: Numbering) -> str:
-    reason = why_not(gpu, numbering)
-    return f"; not used: {reason}" if reason else ""

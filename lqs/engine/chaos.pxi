@@ -5,6 +5,8 @@
 #     hang     the worker stands still in the middle of a step, with the tokens of some told and of
 #              others not, and goes on after a while as if nothing had been
 #     rc       llama_decode says so
+#     lost     its card is lost: given up from outside in the middle of a step, as whoever watches the
+#              cards does it
 #
 # Owner: the worker thread, but for what is set before a drill begins.
 
@@ -17,6 +19,9 @@ cdef int32_t chaos_or_decode(WorkerData* w) noexcept nogil:
         lqs_seq_cp(w.ctx, -1, 0, 0, -1)
     if w.chaos_kind == CHAOS_HELPER:
         lqs_abort_on_helper()
+    if w.chaos_kind == CHAOS_LOST:
+        report_dead(w.sched, w.slot)
+        return w.chaos_rc
     if w.chaos_times > 0:
         w.chaos_times -= 1
         if w.chaos_times == 0:

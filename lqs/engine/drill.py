@@ -8,7 +8,10 @@ to it, and at which of its steps:
     device_slot=1 hang@step=40 for=8s       a step that does not end, or only then
     device_slot=1 oom@step=40               no memory, from that step on
     device_slot=1 fail-load times=2         it cannot be opened, so often
+    device_slot=0 lose-card@step=40         its GPU is lost, as if the driver had said so
     device_slot=0 card=GPU-5f8a             it counts as being on that GPU, and is lost with it
+
+A device slot that is on no GPU loses one that is its alone, so this drill needs no driver.
 """
 
 from __future__ import annotations
@@ -17,15 +20,16 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from lqs.engine.slot import Slot, Worker
 from lqs.errors import ConfigError
 
-FAIL_LOAD, ON_CARD = "fail-load", "card"
+FAIL_LOAD, ON_CARD, LOSE_CARD = "fail-load", "card", "lost"
 # What llama_decode's shim returns where it threw, as it does without memory.
 _RC_THROWN = -100
 # A hang without an end: longer than any drill.
 _FOR_EVER_S = 1e6
 _SLOT = re.compile(r"device_slot=(\d{1,3})")
-_DEED = re.compile(r"(abort|abort-helper|hang|oom)@step=(\d{1,18})")
+_DEED = re.compile(r"(abort|abort-helper|hang|oom|lose-card)@step=(\d{1,18})")
 _FOR = re.compile(r"for=(\d{1,9})(ms|s)")
 _TIMES = re.compile(r"times=(\d{1,6})")
 _CARD = re.compile(r"card=(\S{1,100})")
@@ -42,6 +46,11 @@ class Break(NamedTuple):
     times: int = 1
     for_s: float = 0.0
     card: str = ""
+
+    def order(self, worker: Worker) -> None:
+        """Have the worker break when its time comes, if it is a matter of the worker."""
+        if self.kind not in (FAIL_LOAD, ON_CARD):
+            worker.break_at(self.kind, step=self.step, rc=self.rc, times=self.times, for_s=self.for_s)
 
 
 def parse_drill(text: str) -> tuple[Break, ...]:
@@ -76,6 +85,8 @@ def _deed(slot: int, word: str) -> Break:
     what, step = found[1], int(found[2])
     if what == "oom":
         return Break(slot, "rc", step, rc=_RC_THROWN, times=-1)
+    if what == "lose-card":
+        return Break(slot, LOSE_CARD, step)
     if what == "hang":
         return Break(slot, "hang", step, for_s=_FOR_EVER_S)
     return Break(slot, "assert" if what == "abort" else "helper", step)
@@ -86,6 +97,23 @@ def _last(breaks: list[Break], kind: str, word: str) -> Break:
     if not breaks or breaks[-1].kind != kind:
         raise ConfigError(f"--chaos: {word!r} says more of a {kind!r}, and none comes before it.")
     return breaks[-1]
+
+
+def cards_of(breaks: Iterable[Break], slot: int, cards: tuple[str, ...]) -> tuple[str, ...]:
+    """The GPUs that a device slot counts as being on, which is on those in truth."""
+    mine = [each for each in breaks if each.slot == slot]
+    bound = tuple(each.card for each in mine if each.kind == ON_CARD) or cards
+    if not bound and any(each.kind == LOSE_CARD for each in mine):
+        return (f"of-device-slot-{slot}",)
+    return bound
+
+
+def lost_cards(breaks: Iterable[Break], slots: Iterable[Slot]) -> dict[str, str]:
+    """Why, by UUID, for each GPU that a drill has taken away by now."""
+    losing = {each.slot for each in breaks if each.kind == LOSE_CARD}
+    # Its worker was given up in that step, or had died before.
+    lost = [slot for slot in slots if slot.number in losing and slot.worker.state == "dead"]
+    return {card: "a drill says so" for slot in lost for card in slot.cards}
 
 
 def check_slots(breaks: Iterable[Break], num_slots: int) -> None:

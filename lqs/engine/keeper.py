@@ -20,13 +20,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from lqs.config import Config
+from lqs.engine.care import OUT_OF_WORK, Care, Opening, Opens, Stage, Standing
 from lqs.engine.slot import Slot
-from lqs.errors import DeviceError
 from lqs.request import NS_PER_S
 
 if TYPE_CHECKING:
@@ -41,65 +39,6 @@ _LOOKS = 3
 # Shorter steps are not slow, whatever others take; nor are those that take what a full one took when it was opened.
 _SLOW_NS_MIN = 50_000_000
 _SLOW_STEPS = 2
-
-
-class Opens(Protocol):
-    """What opens device slots anew; see `Models`."""
-
-    @property
-    def is_loading(self) -> bool: ...
-    @property
-    def slots(self) -> Iterable[Slot]: ...
-    def add_again(self, slot: Slot) -> int: ...
-    def open_again(self, slot: Slot, number: int) -> Slot: ...
-    def replace(self, slot: Slot, new: Slot) -> None: ...
-
-
-class Stage(Enum):
-    """Where a device slot stands."""
-
-    SOUND = "sound"
-    RESTING = "resting"
-    PROBATION = "probation"
-    BACKOFF = "backoff"
-    OPENING = "opening"
-    QUARANTINE = "quarantine"
-
-
-class _Opening:
-    """A device slot that is being opened, in a thread that may never come back."""
-
-    def __init__(self, models: Opens, slot: Slot, number: int) -> None:
-        self.new: Slot | None = None
-        self.failure = ""
-        self._models, self._slot, self.number = models, slot, number
-        self.thread = threading.Thread(target=self._run, name=f"lqs-open-{slot.device}", daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.new = self._models.open_again(self._slot, self.number)
-        except DeviceError as error:
-            self.failure = str(error)
-
-
-@dataclass(slots=True)
-class _Care:
-    """What is known of one device, whichever slot stands for it now."""
-
-    stage: Stage = Stage.SOUND
-    since_ns: int = 0
-    num_attempts: int = 0
-    due_ns: int = 0
-    number: int = -1  # In the core, where the next one is to be.
-    opening: _Opening | None = None
-    num_steps: int = 0
-    step_ns: int = 0
-    pace_ns: float = 0.0  # A step's time since the last look; 0: none ended.
-    usual_ns: float = 0.0
-    num_alike: int = 0
-    steps_wanted: int = 0  # Of probation.
-    was_told: bool = False
 
 
 class Keeper:
@@ -125,13 +64,24 @@ class Keeper:
         self._log = log
         self._stall_s = config.engine.stall_s
         self._lost_cards = lost_cards
-        self._care: dict[str, _Care] = {}
+        self._care: dict[str, Care] = {}
         # Those that open one, or are parked in it; no more than there are attempts.
         self._threads: list[threading.Thread] = []
 
-    def stage_of(self, device: str) -> Stage:
-        """Where a device slot stands."""
-        return self._care[device].stage
+    def standing_of(self, slot: Slot) -> Standing:
+        """Where a device slot stands, as an operator is told."""
+        care = self._care.get(slot.device)
+        # A model that left and came back has new device slots, which nobody has looked at yet.
+        if care is None or care.stage.is_out != (slot.worker.state in OUT_OF_WORK):
+            return Standing(Stage.SOUND)
+        is_left = self._may_open(slot, care) and care.stage is not Stage.QUARANTINE
+        return Standing(
+            care.stage,
+            care.reason,
+            care.num_attempts,
+            self._config.reload_attempts - care.num_attempts if is_left else 0,
+            care.due_ns if care.stage is Stage.BACKOFF else 0,
+        )
 
     def look(self, now_ns: int) -> None:
         """See how all of them are, and do what is due; nothing as long as they are loaded."""
@@ -139,13 +89,13 @@ class Keeper:
             return
         slots = list(self._models.slots)
         for slot in slots:
-            care = self._care.setdefault(slot.device, _Care(since_ns=now_ns, number=slot.number))
+            care = self._care.setdefault(slot.device, Care(since_ns=now_ns, number=slot.number))
             self._measure(slot, care)
         self._lose_cards(slots)
         for slot in slots:
             care = self._care[slot.device]
             self._tell(slot, care, now_ns)
-            if slot.worker.state in ("dead", "failed"):
+            if slot.worker.state in OUT_OF_WORK:
                 self._mend(slot, care, now_ns)
             elif care.stage is Stage.PROBATION:
                 self._try_out(slot, care)
@@ -156,7 +106,7 @@ class Keeper:
         """Whether no thread is left behind that opens one."""
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _tell(self, slot: Slot, care: _Care, now_ns: int) -> None:
+    def _tell(self, slot: Slot, care: Care, now_ns: int) -> None:
         """Say once that it stopped working, and once that it works again."""
         is_healthy = slot.is_healthy(now_ns, self._stall_s)
         if is_healthy and care.was_told:
@@ -177,7 +127,7 @@ class Keeper:
                 slot.lost = f"its GPU is lost: {why}"
                 self._scheduler.report_dead(slot.number)
 
-    def _mend(self, slot: Slot, care: _Care, now_ns: int) -> None:
+    def _mend(self, slot: Slot, care: Care, now_ns: int) -> None:
         if care.stage is Stage.OPENING:
             self._take_over(slot, care, now_ns)
         elif care.stage is Stage.BACKOFF:
@@ -190,17 +140,21 @@ class Keeper:
                 care.num_attempts = 0
             # One that never lived keeps its place in the core.
             care.number = slot.number if slot.worker.state == "failed" else -1
-            self._put_off(slot, care, now_ns)
+            self._put_off(slot, care, now_ns, slot.death)
 
-    def _put_off(self, slot: Slot, care: _Care, now_ns: int) -> None:
-        """Try later, or never again: too often, or on a card where it died.
+    def _may_open(self, slot: Slot, care: Care) -> bool:
+        """Whether it may be opened anew: not too often, and not on a card where it died.
 
         CUDA's errors stay for as long as the process does; a load for which there was no memory left none.
         """
-        config = self._config
         is_on_card = bool(slot.cards) or not slot.device.startswith("cpu:")
         has_died = care.number < 0 or bool(slot.lost)
-        if (is_on_card and has_died) or care.num_attempts >= config.reload_attempts:
+        return not (is_on_card and has_died) and care.num_attempts < self._config.reload_attempts
+
+    def _put_off(self, slot: Slot, care: Care, now_ns: int, reason: str) -> None:
+        """Try later, or never again."""
+        config, care.reason = self._config, reason
+        if not self._may_open(slot, care):
             care.stage = Stage.QUARANTINE
             if care.number >= 0:
                 # Nobody waits for it any more.
@@ -213,19 +167,19 @@ class Keeper:
         care.stage, care.due_ns = Stage.BACKOFF, now_ns + int(wait_s * NS_PER_S)
         self._log.warning("device slot is opened anew", device=slot.device, in_s=f"{wait_s:g}")
 
-    def _open(self, slot: Slot, care: _Care, now_ns: int) -> None:
+    def _open(self, slot: Slot, care: Care, now_ns: int) -> None:
         care.num_attempts += 1
         try:
             if care.number < 0:
                 care.number = self._models.add_again(slot)
         except ValueError as error:
             self._log.error("device slot cannot be opened anew", device=slot.device, reason=str(error))
-            care.stage = Stage.QUARANTINE
+            care.stage, care.reason = Stage.QUARANTINE, str(error)
             return
-        care.stage, care.opening = Stage.OPENING, _Opening(self._models, slot, care.number)
+        care.stage, care.opening = Stage.OPENING, Opening(self._models, slot, care.number)
         self._threads = [*(thread for thread in self._threads if thread.is_alive()), care.opening.thread]
 
-    def _take_over(self, slot: Slot, care: _Care, now_ns: int) -> None:
+    def _take_over(self, slot: Slot, care: Care, now_ns: int) -> None:
         """See how far the thread is that opens it."""
         opening = care.opening
         assert opening is not None
@@ -236,42 +190,42 @@ class Keeper:
             return
         if opening.new is None:
             self._log.error("device slot cannot be opened anew", device=slot.device, reason=opening.failure)
-            self._put_off(slot, care, now_ns)
+            self._put_off(slot, care, now_ns, opening.failure)
             return
         care.opening, care.since_ns = None, now_ns
         care.num_steps = care.step_ns = 0
-        self._begin_probation(opening.new, care)
+        self._begin_probation(opening.new, care, "it was opened anew")
         self._models.replace(slot, opening.new)
 
     # Who is new.
 
-    def _begin_probation(self, slot: Slot, care: _Care) -> None:
-        care.stage, care.num_alike = Stage.PROBATION, 0
+    def _begin_probation(self, slot: Slot, care: Care, reason: str) -> None:
+        care.stage, care.reason, care.num_alike = Stage.PROBATION, reason, 0
         care.steps_wanted = slot.worker.snapshot()["num_steps"] + self._config.probation_steps
         self._scheduler.limit_slot(slot.number, self._config.probation_requests)
 
-    def _try_out(self, slot: Slot, care: _Care) -> None:
+    def _try_out(self, slot: Slot, care: Care) -> None:
         if slot.worker.snapshot()["num_steps"] >= care.steps_wanted:
             care.stage = Stage.SOUND
             self._scheduler.limit_slot(slot.number)
 
     # Who is slow.
 
-    def _measure(self, slot: Slot, care: _Care) -> None:
+    def _measure(self, slot: Slot, care: Care) -> None:
         """Its pace since the last look."""
         seen = slot.worker.snapshot()
         num_steps, step_ns = seen["num_steps"] - care.num_steps, seen["step_ns"] - care.step_ns
         care.num_steps, care.step_ns = seen["num_steps"], seen["step_ns"]
         care.pace_ns = step_ns / num_steps if num_steps >= _STEPS_MIN else 0.0
 
-    def _is_slow(self, slot: Slot, care: _Care, slots: list[Slot]) -> bool:
+    def _is_slow(self, slot: Slot, care: Care, slots: list[Slot]) -> bool:
         paces = [self._care[other.device].pace_ns for other in slots if other is not slot]
         others = [pace for pace in paces if pace > 0]
         usual_ns = self._config.slow_factor * max([care.usual_ns, *others])
         bound_ns = max(usual_ns, _SLOW_STEPS * slot.slowest_ns, _SLOW_NS_MIN)
         return bool(others) and care.usual_ns > 0 and care.pace_ns > bound_ns
 
-    def _compare(self, slot: Slot, care: _Care, slots: list[Slot]) -> None:
+    def _compare(self, slot: Slot, care: Care, slots: list[Slot]) -> None:
         if not self._config.slow_factor:
             return
         is_slow = self._is_slow(slot, care, slots)
@@ -283,10 +237,11 @@ class Keeper:
             return
         care.num_alike = 0
         if care.stage is Stage.SOUND:
-            care.stage = Stage.RESTING
-            self._log.warning("device slot is slow and rests", device=slot.device, step_ms=round(care.pace_ns / 1e6))
+            pace_ms, usual_ms = round(care.pace_ns / 1e6), round(care.usual_ns / 1e6)
+            care.stage, care.reason = Stage.RESTING, f"a step takes {pace_ms} ms, {usual_ms} ms as a rule"
+            self._log.warning("device slot is slow and rests", device=slot.device, step_ms=pace_ms)
             self._scheduler.rest_slot(slot.number)
         else:
             self._log.info("device slot takes requests again", device=slot.device)
-            self._begin_probation(slot, care)
+            self._begin_probation(slot, care, "its steps took too long before")
             self._scheduler.rest_slot(slot.number, False)

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from lqs._core import set_capacity
-from lqs.engine.drill import FAIL_LOAD, ON_CARD, Break, check_slots
+from lqs.engine.drill import FAIL_LOAD, Break, cards_of, check_slots
 from lqs.engine.fitting import padded, smaller
 from lqs.engine.opening import Opening, Seat
 from lqs.engine.plan import Plan
@@ -154,15 +154,15 @@ class Loader:
             set_capacity(self._scheduler, seat.number, kv_tokens, kv_block)
             served.kv_problem = served.kv_problem or _other_kv(plan, worker)
             for each in self._drill:
-                if each.slot == seat.number and each.kind not in (FAIL_LOAD, ON_CARD):
-                    worker.break_at(each.kind, step=each.step, rc=each.rc, times=each.times, for_s=each.for_s)
+                if each.slot == seat.number:
+                    each.order(worker)
             return Slot(
                 seat.device,
                 worker,
                 kv_tokens,
                 seat.number,
                 seat.place,
-                cards=self._cards_of(seat),
+                cards=cards_of(self._drill, seat.number, tuple(gpu.uuid for gpu in seat.plan.group.gpus)),
                 token_bytes=plan.kv_bytes_per_token,
                 cores=seat.plan.cores,
             )
@@ -170,11 +170,6 @@ class Loader:
 
     def _is_dead(self, number: int) -> bool:
         return bool(self._scheduler.slots()[number]["is_dead"])
-
-    def _cards_of(self, seat: Seat) -> tuple[str, ...]:
-        """The GPUs that it runs on, or that a drill says it does."""
-        bound = tuple(each.card for each in self._drill if each.slot == seat.number and each.kind == ON_CARD)
-        return bound or tuple(gpu.uuid for gpu in seat.plan.group.gpus)
 
     def _fail_load(self, number: int) -> None:
         """What a drill ordered for this load. Raises DeviceError."""

@@ -370,7 +370,9 @@ cdef class Worker:
 
     def break_at(self, str kind not None, *, uint64_t step=0, int32_t rc=-3, int32_t times=1, double for_s=0.0):
         """Drills only: break a step. `kind` is one of chaos.pxi: "rc" `times` in a row, "hang" `for_s` seconds."""
-        kinds = {"assert": CHAOS_ASSERT, "helper": CHAOS_HELPER, "hang": CHAOS_HANG, "rc": CHAOS_RC}
+        kinds = {
+            "assert": CHAOS_ASSERT, "helper": CHAOS_HELPER, "hang": CHAOS_HANG, "rc": CHAOS_RC, "lost": CHAOS_LOST,
+        }
         if kind not in kinds:
             raise ValueError(f"a drill is one of {', '.join(kinds)}")
         self._w.chaos_rc = rc

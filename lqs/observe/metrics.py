@@ -29,7 +29,10 @@ from lqs.observe.families import gauges as _gauges
 from lqs.request import NS_PER_S, Lane
 
 _LANES = tuple(lane.name.lower() for lane in Lane)
-_DEVICE_STATES = ("new", "ready", "stopped", "dead", "parked", "failed")
+_DEVICE_STATES = (
+    *("new", "ready", "stopped", "dead", "parked", "failed"),
+    *("resting", "probation", "backoff", "opening", "quarantined"),
+)
 
 # (name, doc) of what it shows by limit.
 _LIMIT_REMAINING = ("lqs_limit_remaining", "What is left of a limit for the whole server; of compute in microseconds.")
@@ -173,7 +176,11 @@ class Metrics(Counts):
             yield _gauges(name, doc, "device", {device: slots[seen["slot"]][key] for device, seen in workers.items()})
         for name, doc, key in tables.LEDGER_COUNTERS:
             yield _counters(name, doc, "device", {device: slots[seen["slot"]][key] for device, seen in workers.items()})
-        states = GaugeMetricFamily("lqs_device_state", "1 for the state that it is in.", labels=["device", "state"])
+        states = GaugeMetricFamily(
+            "lqs_device_state",
+            "1 for the state that it is in; docs/devices.md says what each means.",
+            labels=["device", "state"],
+        )
         for device, seen in workers.items():
             for state in _DEVICE_STATES:
                 states.add_metric([device, state], state == seen["state"])

@@ -114,7 +114,13 @@ class Headrooms:
     def _hold(self, seat: Seat, kv_tokens: int, why: str) -> None:
         self._scheduler.set_headroom(seat.number, kv_tokens)
         if self._held.get(seat.number) != why:
-            self._log.warning("device slot takes less", device=seat.device, kv_tokens=kv_tokens, reason=why)
+            self._log.warning(
+                "device slot takes less",
+                device=seat.device,
+                kv_tokens=kv_tokens,
+                reason=why,
+                gpus=",".join(seat.cards),
+            )
         self._held[seat.number] = why
 
     def _release(self, seat: Seat) -> None:

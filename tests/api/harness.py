@@ -24,7 +24,9 @@ from lqs.admission.prompts import Prompts
 from lqs.api.app import Services, create_app
 from lqs.api.services import Control
 from lqs.config import Config
+from lqs.engine.keeper import Keeper
 from lqs.engine.residents import Resident, Residents
+from lqs.engine.slot import Slot
 from lqs.engine.template import ChatTemplate
 from lqs.engine.tokens import compile_markers
 from lqs.observe.alerts import Alerts, Level
@@ -132,8 +134,13 @@ class House:
         observer.target = self.metrics
         self.alerts = Alerts(self.config.alerts, log, {Level.DEGRADE: self.gate.degrader.force})
         self.slot = scheduler.add_device_slot(model=0, kv_tokens=100_000, num_sequences=slots)
-        worker = SimpleNamespace(snapshot=lambda: {"num_steps": 7})
-        self.served.slots.append(SimpleNamespace(device="cpu:0", number=self.slot, state="ready", worker=worker))
+        self.worker = SimpleNamespace(
+            state="ready", is_parked=False, death="", step_began_ns=0, calibration={},
+            snapshot=lambda: {"num_steps": 7, "step_ns": 0},
+        )  # fmt: skip
+        self.served.slots.append(Slot("cpu:0", self.worker, 100_000, self.slot))  # type: ignore[arg-type]
+        self.models.slots = self.served.slots
+        self.keeper = Keeper(self.config, self.models, scheduler, log)  # type: ignore[arg-type]
         self.asked: list[str] = []  # Of the process.
         self.reload_problem: str | None = None
         self.is_supervised = False
@@ -147,6 +154,7 @@ class House:
             alerts=self.alerts,
             log=log,
             fleet=self.fleet,
+            keeper=self.keeper,
             control=Control(self._drain, self._reload, lambda: self.is_supervised),
         )
         self.app = create_app(services, cors_origins=self.config.server.cors_origins)

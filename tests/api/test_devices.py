@@ -12,7 +12,9 @@ from tests.api.harness import HI, House, driven, until
 SHOWN = {
     "object": "device_slot", "slot": 0, "device": "cpu:0", "model": "M", "state": "ready", "held_by": [],
     "running": 0, "waiting": 0, "sequences": 1, "kv_tokens": {"used": 0, "reserved": 0, "total": 100_000},
-    "weight": 1.0, "use_percent": 0, "steps": 7,
+    "weight": 1.0, "use_percent": 0, "steps": 7, "health": {
+        "stage": "sound", "reason": None, "attempts": None, "attempts_left": None, "next_attempt_s": None,
+    },
 }  # fmt: skip
 POSTS = (
     "/admin/devices/0/drain", "/admin/devices/0/undrain", "/admin/devices/0/weight", "/admin/models/M/drain",
@@ -107,6 +109,30 @@ async def test_a_dead_device_slot_and_one_that_loads_are_shown_as_such():
     assert (await house.ask("GET", "/admin/devices")).json["data"][0]["state"] == "loading"
     house.desk.scheduler.report_dead(0)
     assert (await house.ask("GET", "/admin/devices")).json["data"][0]["state"] == "dead"
+
+
+@driven
+async def test_one_that_died_says_why_and_when_it_is_opened_anew():
+    house = House(health={"reload_attempts": 3, "reload_backoff_s": 60})
+    house.keeper.look(time.monotonic_ns())
+    house.worker.state, house.worker.death = "dead", "GGML_ASSERT"
+    house.desk.scheduler.report_dead(0)
+    house.keeper.look(time.monotonic_ns())
+    (shown,) = (await house.ask("GET", "/admin/devices")).json["data"]
+    health = shown.pop("health")
+    assert shown["state"] == "backoff"
+    assert 50 < health.pop("next_attempt_s") <= 60
+    assert health == {"stage": "backoff", "reason": "GGML_ASSERT", "attempts": 0, "attempts_left": 3}
+
+
+@driven
+async def test_one_that_nobody_opens_anew_is_quarantined():
+    house = House(health={"reload_attempts": 0})
+    house.worker.state, house.worker.death = "dead", "GGML_ASSERT"
+    house.keeper.look(time.monotonic_ns())
+    (shown,) = (await house.ask("GET", "/admin/devices")).json["data"]
+    assert (shown["state"], shown["health"]["reason"]) == ("quarantined", "GGML_ASSERT")
+    assert (shown["health"]["attempts_left"], shown["health"]["next_attempt_s"]) == (0, None)
 
 
 @driven

@@ -17,7 +17,7 @@ def all_routes():
     house = House()
     services = Services(
         config=house.config, gate=house.gate, desk=house.desk, keys=house.ring, models=house.models,
-        metrics=house.metrics, alerts=house.alerts, log=None, fleet=house.fleet, control=None,
+        metrics=house.metrics, alerts=house.alerts, log=None, fleet=house.fleet, keeper=house.keeper, control=None,
     )  # fmt: skip
     return [route for route in routes(services) if isinstance(route, Route)]
 

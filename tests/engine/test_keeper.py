@@ -11,7 +11,8 @@ import pytest
 
 from lqs._core import EV_STARTED, Scheduler, Work
 from lqs.config import LogConfig
-from lqs.engine.keeper import Keeper, Stage
+from lqs.engine.care import Stage, Standing
+from lqs.engine.keeper import Keeper
 from lqs.engine.slot import NoWorker, Slot
 from lqs.errors import DeviceError
 from lqs.observe.log import Log
@@ -96,7 +97,7 @@ class House:
         self.look(self.now_s)
 
     def stage(self, place: int) -> Stage:
-        return self.keeper.stage_of(self._slots[place].device)
+        return self.keeper.standing_of(self._slots[place]).stage
 
     def pace(self, at_s: float, *paces_ms: int) -> None:
         """Steps of so long in each, then a look."""
@@ -115,6 +116,43 @@ def test_one_that_stops_working_is_told_once_and_so_is_its_return() -> None:
     assert "GGML_ASSERT" in lines[0]
     assert "works again" in lines[1]
     assert "does not end" in lines[2]
+
+
+def test_what_an_operator_is_told_follows_what_becomes_of_it() -> None:
+    house = House(reload_attempts=2, reload_backoff_s=4.0, steady_s=100.0)
+
+    def told() -> Standing:
+        return house.keeper.standing_of(house._slots[0])
+
+    assert told() == Standing(Stage.SOUND)
+    house.look(0)
+    house[0].state, house[0].death = "dead", "GGML_ASSERT"
+    house.core.report_dead(0)
+    # Nobody has seen it yet.
+    assert (told().stage, told().state(house._slots[0])) == (Stage.SOUND, "dead")
+    house.look(1)
+    assert told() == Standing(Stage.BACKOFF, "GGML_ASSERT", 0, 2, 5 * S)
+    house.num_failures = 1
+    house.look(5)
+    assert told() == Standing(Stage.OPENING, "GGML_ASSERT", 1, 1)
+    house.opened(0)
+    assert told() == Standing(Stage.BACKOFF, "no memory", 1, 1, 13 * S)
+    house.look(13)
+    house.opened(0)
+    assert told() == Standing(Stage.PROBATION, "it was opened anew", 2)
+    assert told().state(house._slots[0]) == "probation"
+    house[0].state, house[0].death = "dead", "again"
+    house.look(14)
+    assert told() == Standing(Stage.QUARANTINE, "again", 2, 0)
+
+
+def test_one_that_rests_says_how_slow_it_is() -> None:
+    house = House(probation_steps=10)
+    for at_s, pace_ms in enumerate([20] * 5 + [300] * 3):
+        house.pace(at_s, pace_ms, 30)
+    resting = house.keeper.standing_of(house._slots[0])
+    assert resting[:2] == (Stage.RESTING, "a step takes 300 ms, 20 ms as a rule")
+    assert resting.state(house._slots[0]) == "resting"
 
 
 def test_one_that_died_is_opened_anew_and_tried_out_with_few_requests() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from lqs.config import Config
 from lqs.engine.catalog import Entry, plan_all
-from lqs.engine.drill import FAIL_LOAD, Break, parse_drill
+from lqs.engine.drill import FAIL_LOAD, Break, lost_cards, parse_drill
 from lqs.engine.loading import Loader
 from lqs.engine.plan import Machine, make_plan
 from lqs.engine.slot import Slot
@@ -146,6 +146,22 @@ def test_a_drill_breaks_its_device_slot_and_no_other(path: Path) -> None:
     assert [worker.calls for worker in house.workers] == [[], ["assert 40", "assert 50"]]
 
 
+@pytest.mark.parametrize("card", ["", "GPU-a"])
+def test_a_card_is_lost_with_its_step_and_with_it_all_that_is_on_it(path: Path, card: str) -> None:
+    on_card = f"device_slot=0 card={card} device_slot=1 card={card}" if card else ""
+    drill = f"{on_card} device_slot=1 lose-card@step=3"
+    house = House(path, drill)
+    house.models.load_residents()
+    assert [worker.calls for worker in house.workers] == [[], ["lost 3"]]
+    first, second = house.models.slots
+    assert (first.cards, second.cards) == ((card,), (card,)) if card else ((), ("of-device-slot-1",))
+    breaks = parse_drill(drill)
+    first.worker.state = "dead"  # type: ignore[misc]
+    assert lost_cards(breaks, [first, second]) == {}
+    second.worker.state = "dead"  # type: ignore[misc]
+    assert lost_cards(breaks, [first, second]) == dict.fromkeys(second.cards, "a drill says so")
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -155,6 +171,7 @@ def test_a_drill_breaks_its_device_slot_and_no_other(path: Path) -> None:
         "abort@step=40",
         "device_slot=0 explode@step=1",
         "device_slot=0 abort@step=-1",
+        "device_slot=0 lose-card",
         "device_slot=0 hang@step=1 for=8",
         "device_slot=0 abort@step=1 for=8s",
         "device_slot=0 times=2",
@@ -172,6 +189,7 @@ def test_each_part_of_a_drill_is_read() -> None:
         Break(1, FAIL_LOAD, times=3),
         Break(1, "rc", 5, rc=-100, times=-1),
     )
+    assert parse_drill("device_slot=0 lose-card@step=4") == (Break(0, "lost", 4),)
     assert parse_drill("device_slot=0 hang@step=1")[0].for_s > 10_000
     assert parse_drill("") == ()
 

@@ -22,7 +22,12 @@ def test_cards_are_watched_shown_and_told_of(start: Start, tiny: Path, library: 
     """B49: others take the memory of a card, it is lost; the server serves on its cores all the while."""
     script = tmp_path / "gpus"
     environ = environ_of(library, script, [card("GPU-a"), card("GPU-b", bus=2, free_gb=11, use=60), "driver 570"])
+    # Whatever CUDA is told in this shell.
+    environ |= {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     server = start(tiny, "--ctx", "512", config="placement.nvml_s = 0.05\n", environ=environ)
+    assert re.search(r"^info +GPU has CUDA's number device=cuda:0 gpu=GPU-b bus=00000000:02:00.0$", server.log, re.M)
+    assert 'GPU is not used gpu=GPU-a bus=00000000:01:00.0 reason="CUDA_VISIBLE_DEVICES leaves it out"' in server.log
+    assert server.log.count("llama-cpp-python is built without CUDA, so no GPU is used") == 1
     until(lambda: server.metrics().get('lqs_gpu_memory_free_bytes{gpu="GPU-b"}') == 11e9)
     shown = server.metrics()
     assert (shown["lqs_nvml_up"], shown['lqs_gpu_use_ratio{gpu="GPU-b"}']) == (1, 0.6)

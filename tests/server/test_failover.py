@@ -99,6 +99,39 @@ def test_a_lost_card_takes_its_device_slot_with_it_and_no_stream(
     told_alike([collect(call) for call in [begin(server, prompt) for prompt in PROMPTS]], wanted)
 
 
+def test_the_drill_lose_card_does_the_same_without_a_driver(
+    start: Start, default_model: Path, wanted: list[Streamed]
+) -> None:
+    """From that step on the device slot is as on a card that the driver has lost."""
+    server = broken(start, default_model, "device_slot=0 lose-card@step=30")
+    told_alike([collect(call) for call in [begin(server, prompt) for prompt in PROMPTS]], wanted)
+    assert server.metric("lqs_requests_restarted_total") >= 2
+    until(lambda: "device slot stays out until lqs is restarted device=cpu:0 attempts=0" in server.log)
+    assert "its GPU is lost: a drill says so" in server.log
+    assert "is opened anew" not in server.log
+    (lost, sound) = server.ask("GET", "/admin/devices").json["data"]
+    assert (lost["state"], sound["state"]) == ("quarantined", "ready")
+    assert lost["health"]["reason"] == "its GPU is lost: a drill says so"
+    assert server.metric("lqs_device_healthy") == 1
+    steps = 'lqs_device_steps_total{device="cpu:0"}'
+    before = server.metrics()[steps]
+    told_alike([collect(call) for call in [begin(server, prompt) for prompt in PROMPTS]], wanted)
+    assert server.metrics()[steps] == before
+    assert server.ask("GET", "/readyz").status == 200
+    server.start_figures["files"] = server.num_files
+
+
+def test_where_the_only_card_is_lost_health_says_so(start: Start, default_model: Path) -> None:
+    server = start(default_model, "--ctx", "4096", "--chaos", "device_slot=0 lose-card@step=4")
+    (told,) = [collect(begin(server, PROMPTS[0]))]
+    assert told.error is not None
+    assert told.error["code"] == "no_device"
+    until(lambda: server.ask("GET", "/readyz").status == 503)
+    assert server.ask("GET", "/admin/devices").json["data"][0]["state"] in ("dead", "quarantined")
+    until(lambda: server.ask("GET", "/admin/devices").json["data"][0]["state"] == "quarantined")
+    server.start_figures["files"] = server.num_files
+
+
 def test_a_load_that_fails_costs_nothing_but_time(start: Start, default_model: Path, wanted: list[Streamed]) -> None:
     """B55: the other device slot serves meanwhile."""
     server = broken(start, default_model, "device_slot=1 fail-load times=2")
