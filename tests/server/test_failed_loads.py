@@ -65,7 +65,7 @@ def test_polls_of_a_model_that_cannot_be_loaded_are_answered_at_once_and_start_n
 
 
 def test_failed_loads_leave_nothing_behind(start: Start, files: list[Path]) -> None:
-    """B55: an admin tries again and again; memory, files and threads are as after the first time."""
+    """B55, B53: an admin tries again and again; memory, files and threads are as after the first time."""
     drill = f"device_slot={LATE} fail-load times={FAILURES}"
     server = start(files[0], "--chaos", drill, config=CONFIG.format(late=files[1]))
     before: tuple[int, int, int] | None = None
@@ -87,7 +87,7 @@ def test_failed_loads_leave_nothing_behind(start: Start, files: list[Path]) -> N
 def test_a_broken_file_that_is_put_right_is_loaded_by_the_next_request(
     start: Start, files: list[Path], tmp_path: Path
 ) -> None:
-    """B55: nobody has to wait for the end of the back-off, nor to call an admin."""
+    """B55, B53: nobody has to wait for the end of the back-off, nor to call an admin; the other model serves on."""
     late = tmp_path / "late.gguf"
     good = files[1].read_bytes()
     late.write_bytes(good)
@@ -95,6 +95,7 @@ def test_a_broken_file_that_is_put_right_is_loaded_by_the_next_request(
     late.write_bytes(good[:1000])
     for _ in range(3):
         assert ask(server, "late").code == "no_device"
+        assert ask(server, "m0").status == 200
     assert num_failed(server) == 1
     late.write_bytes(good)
     assert ask(server, "late").status == 200
