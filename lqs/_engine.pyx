@@ -266,6 +266,7 @@ cdef struct WorkerData:
     Chaos chaos_kind
     int32_t chaos_rc
     int32_t chaos_times
+    int32_t chaos_tokens
     uint64_t chaos_step
     int64_t chaos_ns
     ThreadGovernor governor

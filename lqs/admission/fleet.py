@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lqs.engine.residents import Deed, Resident, Residents, Standing
+from lqs.engine.store import Stamp, stamp_of
 from lqs.errors import RequestRefused, StartError
 from lqs.observe.log import Log
 from lqs.request import NS_PER_S
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from lqs.engine.served import Served
     from lqs.engine.slots import Models
 
-# A load that failed is not tried again for so long, and twice as long after each further failure.
+# A load that failed is not tried again for so long, and twice as long after each further failure, unless its file
+# has changed.
 _AGAIN_S, _AGAIN_S_MAX = 5.0, 320.0
 _OFF_RETRY_S = 30.0
 # How often a model that is to leave is asked whether it is empty.
@@ -71,6 +73,7 @@ class Fleet:
         self._holds: Counter[str] = Counter()
         self._waiters: defaultdict[str, list[asyncio.Future[None]]] = defaultdict(list)
         self._not_before_ns: dict[str, int] = {}
+        self._stamps: dict[str, Stamp | None] = {}  # Of the file when it was loaded last.
         self._num_failures: Counter[str] = Counter()
         self._reasons: dict[str, str] = {}
         self._off: set[str] = set()  # An admin unloaded them: they do not come by themselves.
@@ -103,7 +106,7 @@ class Fleet:
         if self.try_have(served):
             return
         name, now_ns = served.name, self._now_ns()
-        if name in self._off or not served.is_on_demand or now_ns < self._not_before_ns.get(name, 0):
+        if name in self._off or not served.is_on_demand or self._is_put_off(served, now_ns):
             raise self._refusal(served)
         waiter = asyncio.get_running_loop().create_future()
         self._waiters[name].append(waiter)
@@ -179,6 +182,17 @@ class Fleet:
             self.hung.append("lqs-load")
             await asyncio.wait(self._tasks)
 
+    def _is_put_off(self, served: Served, now_ns: int) -> bool:
+        """Whether a load failed a short while ago, and another would read the same file again."""
+        name = served.name
+        if now_ns >= self._not_before_ns.get(name, 0):
+            return False
+        if stamp_of(served.path) == self._stamps[name]:
+            return True
+        self._log.info("model file has changed", model=name)
+        del self._not_before_ns[name]
+        return False
+
     def _is_used(self, name: str) -> bool:
         return self._holds[name] > 0
 
@@ -213,7 +227,8 @@ class Fleet:
         name, loop = served.name, asyncio.get_running_loop()
         served.is_absent = False
         self._log.info("loading", model=name)
-
+        # Before it is read: what is written meanwhile is news.
+        self._stamps[name] = stamp_of(served.path)
         load = partial(self._models.load_one, served, loop.call_soon_threadsafe)
         try:
             plan = await self._in_thread(partial(self._plan, served), f"lqs-plan-{name}"[:15])

@@ -10,7 +10,9 @@
 
 #include <cstdint>
 #include <cstring>
+#include <csignal>
 #include <dlfcn.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
@@ -95,14 +97,57 @@ static void lqs_on_abort(const char * message) {
     lqs_park();
 }
 
+/* What a thread that steps a worker is called; those that ggml starts to compute with inherit it. */
+static const char        lqs_compute_name[] = "lqs-compute";
+static thread_local bool lqs_has_stepped = false;
+
+/* Whether this thread is inside of a worker's step: the worker's own, or one that helps it. */
+static inline bool lqs_computes(void) {
+    char name[16] = "";
+    if (lqs_thread_worker != nullptr || lqs_has_stepped) {
+        return lqs_thread_worker != nullptr;
+    }
+    prctl(PR_GET_NAME, name);
+    return strcmp(name, lqs_compute_name) == 0;
+}
+
+static struct sigaction lqs_bus_before;
+
+/* The weights are a mapped file: what was cut off behind our back, or cannot be read, is a SIGBUS in the
+ * middle of a step. It ends this device slot like an assert, and the process goes on. The kernel raises it
+ * in the thread that reads, never inside of malloc or of a lock of ours. Everywhere else it means what it
+ * meant before. */
+static void lqs_on_bus(int, siginfo_t *, void *) {
+    if (lqs_computes()) {
+        lqs_on_abort("a part of the model file cannot be read any more: it was cut short, or its disk failed");
+    }
+    sigaction(SIGBUS, &lqs_bus_before, nullptr);
+}
+
+static inline void lqs_install_bus_handler(void) {
+    struct sigaction action = {};
+    struct sigaction now = {};
+    action.sa_sigaction = lqs_on_bus;
+    action.sa_flags = SA_SIGINFO;
+    if (sigaction(SIGBUS, nullptr, &now) == 0 && now.sa_sigaction != lqs_on_bus) {
+        sigaction(SIGBUS, &action, &lqs_bus_before);
+    }
+}
+
 static inline void lqs_install_callbacks(lqs_death_fn on_death, int log_level_min) {
+    lqs_install_bus_handler();
     lqs_death_handler = on_death;
     lqs_log_level_min = log_level_min;
     llama_log_set(lqs_on_log, nullptr);
     ggml_set_abort_callback(lqs_on_abort);
 }
 
-static inline void lqs_bind_worker(void * worker) { lqs_thread_worker = worker; }
+static inline void lqs_bind_worker(void * worker) {
+    lqs_thread_worker = worker;
+    if (!lqs_has_stepped) {
+        lqs_has_stepped = prctl(PR_SET_NAME, lqs_compute_name) == 0;
+    }
+}
 
 /* ---- drills (chaos.pxi) --------------------------------------------------------- */
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from lqs.engine.served import Served
@@ -21,23 +21,26 @@ class Anew:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._num_opening: defaultdict[str, int] = defaultdict(int)
+        self._opening: defaultdict[str, set[int]] = defaultdict(set)  # Their numbers in the core.
         self._spare: defaultdict[str, list[Slot]] = defaultdict(list)
         self._left: defaultdict[str, list[Slot]] = defaultdict(list)
 
     @contextmanager
-    def opening(self, served: Served) -> Iterator[list[Slot]]:
-        """While one is opened; it is put on the list. Raises DeviceError where its model leaves."""
+    def opening(self, served: Served, number: int) -> Iterator[list[Slot]]:
+        """While the one of that number in the core is opened; it is put on the list.
+
+        Raises DeviceError where its model leaves.
+        """
         with self._lock:
             if served.is_absent:
                 raise DeviceError(f"{served.name} leaves.")
-            self._num_opening[served.name] += 1
+            self._opening[served.name].add(number)
         opened: list[Slot] = []
         try:
             yield opened
         finally:
             with self._lock:
-                self._num_opening[served.name] -= 1
+                self._opening[served.name].discard(number)
                 self._spare[served.name] += opened
 
     def close_off(self, served: Served) -> None:
@@ -45,10 +48,10 @@ class Anew:
         with self._lock:
             served.is_loading = served.is_absent = True
 
-    def is_opening(self, served: Served) -> bool:
-        """Whether one of the model's is being opened."""
+    def is_opening(self, served: Served, is_dead: Callable[[int], bool]) -> bool:
+        """Whether one of the model's is being opened; where one is dead libllama gave up, and its thread never ends."""
         with self._lock:
-            return self._num_opening[served.name] > 0
+            return not all(is_dead(number) for number in self._opening[served.name])
 
     def take(self, served: Served, new: Slot, old: Slot) -> None:
         """The new one is taken up; the old one, which is dead, is left as it is."""

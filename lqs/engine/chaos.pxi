@@ -12,7 +12,7 @@
 
 cdef int32_t chaos_or_decode(WorkerData* w) noexcept nogil:
     """llama_decode, or what a drill ordered for this step."""
-    if w.chaos_kind in (CHAOS_NONE, CHAOS_HANG) or w.step_no < w.chaos_step:
+    if w.chaos_kind in (CHAOS_NONE, CHAOS_HANG) or w.step_no < w.chaos_step or w.batch.n_tokens < w.chaos_tokens:
         return lqs_decode(w.ctx, w.batch)
     if w.chaos_kind == CHAOS_ASSERT:
         # There is no sequence below 0.

@@ -212,6 +212,8 @@ def make_worker(
             n_seq=n_seq,
             n_batch=n_batch,
             n_ubatch=n_ubatch,
+            # A GPU has computed a whole step in no time; cores would take longer for it than a start may.
+            n_warm=n_ubatch if is_cpu else n_batch,
             threads=threads,
             kv_unified=kv_unified,
             prefix_cache=prefix_cache,

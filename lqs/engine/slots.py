@@ -169,7 +169,7 @@ class Models:
         accounts = self._scheduler.slots()
         mine = [accounts[slot.number] for slot in served.slots]
         is_over = all(each["is_dead"] or (each["is_drained"] and not each["num_running"]) for each in mine)
-        return is_over and not self._anew.is_opening(served)
+        return is_over and not self._anew.is_opening(served, lambda number: bool(accounts[number]["is_dead"]))
 
     def leave(self, served: Served, limit_s: float) -> bool:
         """Close the workers of an empty model and free its weights; False if a thread stands in them. Blocks."""
@@ -192,7 +192,7 @@ class Models:
     def open_again(self, slot: Slot, number: int) -> Slot:
         """Open it anew, beside what is left of it: a thread of its own calls this. Raises DeviceError."""
         served = self._served_of(slot)
-        with self._anew.opening(served) as opened:
+        with self._anew.opening(served, number) as opened:
             plan = self._plans[served.name]
             seat = Seat(number, slot.device, slot.place, plan.slots[slot.place])
             opened.append(self._loader.open_one(served, seat, plan))

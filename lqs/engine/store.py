@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
@@ -43,6 +43,23 @@ class PullRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     member: str
     file_sha256: str
     file_bytes: int
+
+
+class Stamp(NamedTuple):
+    """Tells a file from what stands in its place after it was written to or replaced."""
+
+    inode: int
+    size_bytes: int
+    modified_ns: int
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """The file as it is now, links followed; None where there is none that can be seen."""
+    try:
+        seen = path.stat()
+    except OSError:
+        return None
+    return Stamp(seen.st_ino, seen.st_size, seen.st_mtime_ns)
 
 
 DEFAULT_MODEL = PullRecipe(

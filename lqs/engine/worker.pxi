@@ -85,6 +85,8 @@ cdef class Worker:
         n_extra: further ones for urgent requests; while those run, as many lesser ones step back.
         n_batch: tokens of one step at most.
         n_ubatch: of these, tokens that are computed at once; see CPU_UBATCH_MAX.
+        n_warm: tokens of the batch that is computed before anybody is let in; 0: n_ubatch, since a larger
+            batch is computed in parts of that size and takes no more memory.
         threads: threads of a CPU device slot.
         kv_unified: one budget for all sequences; False gives each n_ctx / n_seq cells.
         num_cached: finished sequences kept as prefix cache beside the running ones.
@@ -102,13 +104,15 @@ cdef class Worker:
     cdef readonly int32_t threads
     cdef readonly dict calibration
     cdef readonly dict swapping
+    cdef readonly tuple warmed
+    cdef int32_t _n_warm
     cdef int _flash
     cdef int32_t _num_cached
     cdef readonly int32_t n_extra
 
     def __cinit__(self, Scheduler scheduler not None, uint32_t slot, Model model not None, *, int32_t n_ctx,
-                  int32_t n_seq, int32_t n_batch=512, int32_t n_ubatch=CPU_UBATCH_MAX, int32_t threads=1,
-                  bint kv_unified=True, bint prefix_cache=True,
+                  int32_t n_seq, int32_t n_batch=512, int32_t n_ubatch=CPU_UBATCH_MAX, int32_t n_warm=0,
+                  int32_t threads=1, bint kv_unified=True, bint prefix_cache=True,
                   int flash_attn=-1, int32_t num_cached=32, bint compact=True, int32_t n_extra=0,
                   size_t swap_bytes=1 << 28, int64_t kv_block=-1):
         memset(&self._w, 0, sizeof(WorkerData))
@@ -129,6 +133,8 @@ cdef class Worker:
         self.threads = threads
         self.calibration = {}
         self.swapping = {}
+        self.warmed = (0, 0)
+        self._n_warm = n_warm if n_warm > 0 else self.n_ubatch
         self._w.unified = kv_unified
         self._w.prefix_cache = prefix_cache and model.can_reuse_prefix
         self._flash = flash_attn
@@ -151,7 +157,7 @@ cdef class Worker:
             self._free()
 
     def open(self):
-        """Create the context and compute once at full width. Raises EngineError where it does not fit."""
+        """Create the context and compute once at full width. Raises EngineError, NoRoom where it does not fit."""
         cdef llama_context_params params
         cdef llama_context* ctx
         cdef int32_t num_ids = self.n_seq + self.n_extra + self._num_cached
@@ -229,7 +235,7 @@ cdef class Worker:
         with nogil:
             lqs_bind_worker(w)
             began = lqs_now_ns()
-            rc = lqs_decode(w.ctx, w.batch)
+            rc = chaos_or_decode(w)
             llama_synchronize(w.ctx)
             began = lqs_now_ns() - began
             lqs_bind_worker(NULL)
@@ -247,18 +253,26 @@ cdef class Worker:
         return took
 
     cdef _warm_up(self):
-        """Touch the weights and every sequence before the first request does."""
-        self._time_batch(1, 1)
-        self._time_batch(self.n_seq, self.n_seq)
+        """Compute the widest batch that there will ever be, over all sequences, before the first request is let in.
+
+        Memory that is taken only while it computes is missing now, and not in the first full step; that the
+        budget may grow later (`steer_budget`) changes nothing about it. Raises NoRoom.
+        """
+        cdef int32_t num_seqs = self.n_seq + self.n_extra
+        cdef int32_t num_tokens = min(max(self._n_warm, num_seqs), self.n_batch, <int32_t>self._w.num_cells)
+        self._time_batch(num_tokens, num_seqs)
+        self.warmed = (num_tokens, num_seqs)
 
     def calibrate(self, double target_ms=200.0) -> dict:
         """Set the step's budget: the most tokens whose step still meets the inter-token target.
 
         Sizes double from 16 until one is too slow, so a slow device is not kept busy for long. The quicker
         of two tries counts: one disturbed step would make a size look dear from then on. Returns
-        milliseconds by number of tokens. Call it between `open` and `run`.
+        milliseconds by number of tokens. Call it between `open` and `run`. Raises NoRoom.
         """
-        cdef int32_t n = min(16, self.n_batch)
+        # All of them are tokens of one sequence, which may have fewer cells than a batch has tokens.
+        cdef int32_t n_max = min(self.n_batch, <int32_t>self._w.seq_tokens_max)
+        cdef int32_t n = min(16, n_max)
         cdef double took_ms
         found = {}
         self._w.fine_budget = n
@@ -270,9 +284,9 @@ cdef class Worker:
             if took_ms > target_ms:
                 break
             self._w.budget = n
-            if n == self.n_batch:
+            if n == n_max:
                 break
-            n = min(2 * n, self.n_batch)
+            n = min(2 * n, n_max)
         self._w.fine_budget = finest(found)
         self.calibration = found
         return found
@@ -368,8 +382,12 @@ cdef class Worker:
         w.seqs = NULL
         w.logprobs_buf = NULL
 
-    def break_at(self, str kind not None, *, uint64_t step=0, int32_t rc=-3, int32_t times=1, double for_s=0.0):
-        """Drills only: break a step. `kind` is one of chaos.pxi: "rc" `times` in a row, "hang" `for_s` seconds."""
+    def break_at(self, str kind not None, *, uint64_t step=0, int32_t rc=-3, int32_t times=1, double for_s=0.0,
+                 int32_t tokens=0):
+        """Drills only: break a step. `kind` is one of chaos.pxi: "rc" `times` in a row, "hang" `for_s` seconds.
+
+        Batches of less than `tokens` are computed as ever. Before `open` it breaks the warm-up.
+        """
         kinds = {
             "assert": CHAOS_ASSERT, "helper": CHAOS_HELPER, "hang": CHAOS_HANG, "rc": CHAOS_RC, "lost": CHAOS_LOST,
         }
@@ -378,6 +396,7 @@ cdef class Worker:
         self._w.chaos_rc = rc
         self._w.chaos_times = times
         self._w.chaos_step = step
+        self._w.chaos_tokens = tokens
         self._w.chaos_ns = <int64_t>min(for_s * 1e9, 1e18)
         self._w.chaos_kind = kinds[kind]
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +29,7 @@ class Shelf:
         self.served = {
             name: SimpleNamespace(
                 name=name, index=index, is_on_demand=name != "z", is_absent=name != "z", state="x", progress=0.0,
-                devices=[], load_time_left_s=lambda now_ns: 3.0,
+                devices=[], load_time_left_s=lambda now_ns: 3.0, path=Path("/nowhere"),
             )
             for index, name in enumerate("abz")
         }  # fmt: skip
@@ -162,6 +164,72 @@ def test_a_load_that_fails_is_told_to_all_and_tried_again_after_a_while() -> Non
         await shelf.end_load()
         assert again.done()
         assert shelf.deeds.count("lqs-load-a") == 2
+
+    played(scene)
+
+
+@pytest.mark.parametrize("change", ["written", "replaced", "grown", "removed"])
+def test_a_load_that_failed_is_tried_again_at_once_when_its_file_has_changed(tmp_path: Path, change: str) -> None:
+    """B55: failures are remembered with a growing wait, which only time, an admin or another file ends."""
+    path = tmp_path / "a.gguf"
+    path.write_bytes(b"broken")
+
+    def change_it() -> None:
+        if change == "removed":
+            path.unlink()
+        elif change == "grown":
+            os.truncate(path, 100)
+        elif change == "replaced":
+            fresh = path.with_suffix(".new")
+            fresh.write_bytes(b"BROKEN")
+            fresh.replace(path)
+        else:
+            path.write_bytes(b"BROKEN")
+            # A later moment, however coarse the clock of the file system is.
+            os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+
+    async def scene(shelf: Shelf) -> None:
+        shelf.served["a"].path = path
+        first = shelf.wants("a")
+        await turns()
+        await shelf.end_load(DeviceError("broken"))
+        assert first.exception() is not None
+        for _ in range(3):
+            with pytest.raises(RequestRefused):
+                await shelf.wants("a")
+        change_it()
+        again = shelf.wants("a")
+        await turns()
+        await shelf.end_load(DeviceError("broken too"))
+        # It was the same model once more, so the wait goes on growing.
+        with pytest.raises(RequestRefused) as caught:
+            again.result()
+        assert caught.value.retry_after_s == 10.0
+        with pytest.raises(RequestRefused):
+            await shelf.wants("a")
+        assert shelf.deeds.count("lqs-load-a") == 2
+        assert shelf.log.getvalue().count("model file has changed") == 1
+
+    played(scene)
+
+
+def test_what_is_written_while_it_is_loaded_is_news_when_that_has_failed(tmp_path: Path) -> None:
+    """B55: a file that is still being copied is tried again when there is more of it."""
+    path = tmp_path / "a.gguf"
+    path.write_bytes(b"half")
+
+    async def scene(shelf: Shelf) -> None:
+        shelf.served["a"].path = path
+        first = shelf.wants("a")
+        await turns()
+        path.write_bytes(b"the whole")
+        await shelf.end_load(DeviceError("cut short"))
+        assert first.exception() is not None
+        again = shelf.wants("a")
+        await turns()
+        await shelf.end_load()
+        assert again.result() is None
+        assert shelf.users("a") == (1, 0)
 
     played(scene)
 

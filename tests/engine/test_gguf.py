@@ -79,42 +79,50 @@ def test_reads_version_2_and_every_kind_of_value(tmp_path: Path) -> None:
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    """B53: 0 bytes."""
     path = tmp_path / "empty.gguf"
     path.touch()
     assert refusal(path) == "is empty"
 
 
 def test_a_file_of_24_bytes_is_refused(model: Path) -> None:
+    """B53: the first 24 bytes."""
     model.write_bytes(model.read_bytes()[:24])
     assert "tensors do not fit in the 8 bytes left" in refusal(model)
 
 
 def test_a_file_cut_inside_its_first_24_bytes_is_refused(model: Path) -> None:
+    """B53: less than a header."""
     model.write_bytes(model.read_bytes()[:6])
     assert refusal(model) == "is cut short: it ends inside the version"
 
 
 def test_a_file_cut_in_the_middle_of_its_tensor_data_is_refused(model: Path) -> None:
+    """B53: cut in the middle of tensor data."""
     os.truncate(model, model.stat().st_size * 2 // 3)
     assert "is cut short or damaged: tensor " in refusal(model)
 
 
 def test_a_wrong_magic_number_is_refused(model: Path) -> None:
+    """B53: wrong magic."""
     model.write_bytes(b"GGML" + model.read_bytes()[4:])
     assert "is not a GGUF file: it starts with b'GGML'" in refusal(model)
 
 
 def test_a_tensor_dimension_of_two_to_the_42_is_refused(tmp_path: Path) -> None:
+    """B53: tensor dimension 2**42."""
     path = made(tmp_path / "wide.gguf", [ARCHITECTURE], [tensor(shape=(2**42,))])
     assert "tensor 't' ends at byte 17592186044" in refusal(path)
 
 
 def test_a_string_length_of_two_to_the_63_is_refused(tmp_path: Path) -> None:
+    """B53: string length 2**63."""
     path = made(tmp_path / "long.gguf", [pair("general.name", STRING, struct.pack("<Q", 2**63))])
     assert "9223372036854775808 bytes in the value of 'general.name' do not fit" in refusal(path)
 
 
 def test_an_empty_metadata_key_is_refused(tmp_path: Path) -> None:
+    """B53: empty metadata key, 37 bytes in all."""
     path = tmp_path / "key.gguf"
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + string("") + struct.pack("<IB", UINT8, 1))
     assert path.stat().st_size == 37
@@ -122,26 +130,31 @@ def test_an_empty_metadata_key_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_directory_is_refused(tmp_path: Path) -> None:
+    """B53: directory."""
     assert refusal(tmp_path) == "is a directory, not a model file"
 
 
 def test_a_symlink_loop_is_refused(tmp_path: Path) -> None:
+    """B53: symlink loop."""
     path = tmp_path / "loop.gguf"
     path.symlink_to(path)
     assert "symbolic links" in refusal(path)
 
 
 def test_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
+    """B53: FIFO, which would keep the start waiting for ever."""
     path = tmp_path / "pipe.gguf"
     os.mkfifo(path)
     assert refusal(path) == "is a FIFO, not a model file"
 
 
 def test_a_device_is_refused_at_once() -> None:
+    """B53: device, which never ends."""
     assert refusal(Path("/dev/zero")) == "is a device, not a model file"
 
 
 def test_a_file_without_read_permission_is_refused(model: Path) -> None:
+    """B53: no read permission; root, who may read everything, asks as nobody."""
     model.chmod(0)
     is_root = os.geteuid() == 0
     if is_root:
@@ -155,6 +168,7 @@ def test_a_file_without_read_permission_is_refused(model: Path) -> None:
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    """B53: no file at all."""
     assert refusal(tmp_path / "none.gguf") == "No such file or directory"
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from tests.fake_nvml import card, compile_library, environ_of, replace_script
 from tests.server.client import collect
 from tests.server.conftest import Start
 from tests.server.process import Server, until
@@ -22,6 +24,24 @@ health.reload_attempts = 0
 """
 LONG = 40_000
 STEP = 2000
+
+
+def assert_says_so(server: Server) -> None:
+    """Whoever asks is told at once that nothing works, and that the process lives."""
+    began_s = time.monotonic()
+    assert server.ask("GET", "/readyz").status == 503
+    health = server.ask("GET", "/health")
+    assert (health.status, health.json["error"]["message"]) == (503, "No healthy device")
+    assert server.ask("GET", "/livez").status == 200
+    assert server.ask("GET", "/metrics").status == 200
+    assert server.ask("GET", "/v1/models").json["data"][0]["meta"]["state"] == "failed"
+    for stream in (False, True):
+        refused = server.complete(1, stream=stream).answer()
+        assert (refused.status, refused.code) == (503, "no_device")
+        assert int(refused.headers["retry-after"]) >= 1
+    assert server.metric("lqs_device_healthy") == 0
+    assert server.metric("lqs_ready") == 0
+    assert time.monotonic() - began_s < 5
 
 
 def dying(start: Start, tiny: Path, hold_s: float = 10) -> Server:
@@ -43,16 +63,51 @@ def test_an_assert_in_a_worker_ends_its_requests_and_nothing_else(start: Start, 
         answer = call.answer()
         assert (answer.status, answer.code, answer.headers["x-lqs-reason"]) == (503, "no_device", "no_device")
         assert int(answer.headers["retry-after"]) >= 1
-    assert server.ask("GET", "/readyz").status == 503
-    assert server.ask("GET", "/health").json["error"]["message"] == "No healthy device"
-    assert server.ask("GET", "/livez").status == 200
-    assert server.ask("GET", "/v1/models").json["data"][0]["meta"]["state"] == "failed"
-    refused = server.complete(1).answer()
-    assert (refused.status, refused.code) == (503, "no_device")
-    assert server.metric("lqs_device_healthy") == 0
-    assert server.metric("lqs_ready") == 0
+    assert_says_so(server)
     assert server.metrics()['vllm:request_success_total{finished_reason="error"}'] == 2
     until(lambda: re.search(r"^error .*device slot does not work.*device=cpu:0.*GGML_ASSERT", server.log, re.MULTILINE))
+    server.wait_at_rest()
+
+
+def test_a_worker_that_freezes_is_found_and_told_of(start: Start, tiny: Path) -> None:
+    """B57: its step never returns. Until the watchdog has found it probes answer all the same; then nothing says ok."""
+    config = CONFIG.format(hold_s=10) + "engine.stall_s = 2\n"
+    server = start(tiny, "--chaos", f"device_slot=0 hang@step={STEP}", config=config)
+    stream, whole = server.complete(LONG, stream=True), server.complete(LONG)
+    server.wait_running(2)
+    waiting = [server.complete(5), server.complete(5, stream=True)]
+    until(lambda: server.metric("lqs_device_steps_total") >= STEP - 1)
+    assert server.ask("GET", "/livez").status == 200
+    told = collect(stream)
+    assert told.error is not None
+    assert (told.error["code"], told.is_done) == ("no_device", False)
+    for call in (whole, *waiting):
+        answer = call.answer()
+        assert (answer.status, answer.code) == (503, "no_device")
+    assert_says_so(server)
+    assert server.metric("lqs_steps_stalled_total") == 1
+    until(lambda: re.search(r"^error .*device slot does not work.*its step did not end", server.log, re.MULTILINE))
+    server.wait_at_rest()
+
+
+def test_a_card_that_is_lost_takes_the_only_device_slot_with_it(start: Start, tiny: Path, tmp_path: Path) -> None:
+    """B57: a device slot on cores that counts as being on a card of the fake NVML, which falls off the bus."""
+    script = tmp_path / "gpus"
+    environ = environ_of(compile_library(tmp_path / "nvml"), script, [card("GPU-a")])
+    config = CONFIG.format(hold_s=10) + "placement.nvml_s = 0.05\n"
+    server = start(tiny, "--chaos", "device_slot=0 card=GPU-a", config=config, environ=environ)
+    stream, whole = server.complete(LONG, stream=True), server.complete(LONG)
+    server.wait_running(2)
+    waiting = [server.complete(5), server.complete(5, stream=True)]
+    replace_script(script, card("GPU-a"), "event card=GPU-a xid=79")
+    told = collect(stream)
+    assert told.error is not None
+    assert (told.error["code"], told.is_done) == ("no_device", False)
+    for call in (whole, *waiting):
+        answer = call.answer()
+        assert (answer.status, answer.code) == (503, "no_device")
+    assert_says_so(server)
+    until(lambda: "its GPU is lost: the driver reported XID 79" in server.log)
     server.wait_at_rest()
 
 
