@@ -132,7 +132,7 @@ class Keeper:
             self._take_over(slot, care, now_ns)
         elif care.stage is Stage.BACKOFF:
             if slot.lost:
-                self._put_off(slot, care, now_ns)
+                self._put_off(slot, care, now_ns, slot.lost)
             elif now_ns >= care.due_ns:
                 self._open(slot, care, now_ns)
         elif care.stage is not Stage.QUARANTINE:

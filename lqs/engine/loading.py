@@ -1,6 +1,7 @@
 """Loads a model and opens its device slots: how much context each gets in the end, and what is said of it.
 
-weights     once for all CPU device slots, which share the mapped file; once for each group of GPUs
+weights     once for all CPU device slots, which share the mapped file; once for each group of GPUs, the
+            first from the disk, the others then at the same time
 memory      read anew and promised (placement/loads.py) before a device slot on a GPU takes it
 open        a context, warmed up and calibrated at full width, before anybody is let in. Not enough
             memory: half of the context, a few times. Device slots on different GPUs open at the same
@@ -24,7 +25,7 @@ from lqs.engine.opening import Opening, Seat
 from lqs.engine.plan import Plan
 from lqs.engine.served import Served
 from lqs.engine.slot import Slot, Worker
-from lqs.errors import DeviceError, NoRoom
+from lqs.errors import DeviceError, NoRoom, StartError
 from lqs.observe.log import Log
 from lqs.placement.gpus import Gpu, Snapshot
 from lqs.placement.loads import Loads
@@ -107,23 +108,42 @@ class Loader:
             self._log.warning("KV: " + served.kv_problem, model=served.name)
 
     def _load_weights(self, served: Served, seats: Sequence[Seat]) -> None:
-        """The weights by where they lie. The first are the model's own, which know its vocabulary."""
-        weights: dict[str, Model] = {}
-        for seat in seats:
-            where = _weights_of(seat)
-            if where in weights:
-                continue
-            model = self._make_model(served.path)
-            if not weights:
-                served.renew(model)
-            numbers = [device.number for device in seat.plan.group.devices]
-            self._log.info("loading weights", model=served.name, onto=where)
-            if where == _CPU:
-                model.load()
-            else:
-                model.load(numbers, seat.plan.parts)
-            weights[where] = model
+        """The weights by where they lie. The first are the model's own, which know its vocabulary.
+
+        They are read from the disk. The system keeps the file then, so those on further GPUs load at the same time.
+        """
+        first_of = {_weights_of(seat): seat for seat in reversed(seats)}
+        places = list(dict.fromkeys(map(_weights_of, seats)))
+        weights = {where: self._make_model(served.path) for where in places}
+        served.renew(weights[places[0]])
+        self._load_onto(served, first_of[places[0]], weights[places[0]])
+        errors: list[StartError] = []
+
+        def load(where: str) -> None:
+            try:
+                self._load_onto(served, first_of[where], weights[where])
+            except StartError as error:
+                errors.append(error)
+
+        threads = [
+            threading.Thread(target=load, args=(where,), name="lqs-weights", daemon=True) for where in places[1:]
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
         served.weights = weights
+
+    def _load_onto(self, served: Served, seat: Seat, model: Model) -> None:
+        """Load these weights to where the device slot has them. Raises StartError."""
+        self._log.info("loading weights", model=served.name, onto=_weights_of(seat))
+        group = seat.plan.group
+        if group.is_cpu:
+            model.load()
+        else:
+            model.load([device.number for device in group.devices], seat.plan.parts)
 
     def open_one(self, served: Served, seat: Seat, plan: Plan) -> Slot:
         """A device slot with the largest context that there is memory for, its weights loaded before.

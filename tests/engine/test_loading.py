@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,47 @@ def test_weights_are_shared_by_cores_and_laid_once_on_each_group_of_gpus(path: P
     assert (settings["cpu:0"]["is_cpu"], settings["cuda:0"]["threads"]) == (True, 1)
     assert house.models.close(5)
     assert all(weights.calls[-1] == "close" for weights in house.weights)
+
+
+def three_replicas(path: Path) -> House:
+    return House(path, 20, 20, 20, **{"engine.devices": ["cuda:0", "cuda:1", "cuda:2"]})
+
+
+def test_the_first_weights_come_from_the_disk_and_the_others_at_the_same_time(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house, both = three_replicas(path), threading.Barrier(2)
+
+    def load(self: Weights, devices: list[int], parts: list[float]) -> None:
+        if devices == [0]:
+            assert [weights.progress for weights in house.weights] == [0, 0, 0]
+        else:
+            assert house.weights[0].progress == 1
+            # Neither is passed before the other has come.
+            both.wait(10)
+        self.progress = 1.0
+
+    monkeypatch.setattr(Weights, "load", load)
+    house.load()
+    assert [weights.progress for weights in house.weights] == [1, 1, 1]
+    assert [slot.state for slot in house.models.slots] == ["ready"] * 3
+    assert house.models.close(5)
+
+
+def test_weights_that_one_gpu_does_not_take_end_the_load_with_the_reason(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = three_replicas(path)
+
+    def load(self: Weights, devices: list[int], parts: list[float]) -> None:
+        if devices == [2]:
+            raise DeviceError("cuda:2: no memory for the weights")
+        self.progress = 1.0
+
+    monkeypatch.setattr(Weights, "load", load)
+    with pytest.raises(DeviceError, match="no memory for the weights"):
+        house.load()
+    assert house.tried == []
 
 
 def test_memory_that_others_took_since_the_plan_makes_the_context_smaller_or_the_load_fail(path: Path) -> None:

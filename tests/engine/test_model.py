@@ -1,6 +1,7 @@
 """Model files in memory, and workers on models that the default one does not stand for."""
 
 import array
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -83,6 +84,14 @@ def test_a_model_is_loaded_once_and_closed_after_its_workers(tiny):
     tiny.close()
     with pytest.raises(_engine.EngineError, match="not loaded"):
         tiny.tokenize(b"a")
+
+
+def test_weights_of_one_file_load_at_the_same_time(tmp_path):
+    path = synth.write(tmp_path / "tiny.gguf", synth.Recipe())
+    with ThreadPoolExecutor(4) as pool:
+        models = list(pool.map(load, [path] * 4))
+    assert len({tuple(model.tokenize(b"a red fox")) for model in models}) == 1
+    assert all(model.progress == 1 for model in models)
 
 
 def test_a_device_that_libllama_does_not_know_holds_no_weights(tmp_path):
