@@ -33,12 +33,18 @@ def announce(environ: Mapping[str, str], slots: Iterable[Slot]) -> None:
     notify(environ, f"READY=1\nX_LQS_OVERLAP={fits_twice(slot.device for slot in slots):d}")
 
 
+def say_end(environ: Mapping[str, str]) -> None:
+    """Tell who started this process that it was told to end, so that no successor takes its place."""
+    notify(environ, "STOPPING=1\nX_LQS_DRAIN=1")
+
+
 async def take_leave(services: Services, http: HttpServer | None, stop_wanted: asyncio.Event) -> None:
     """Serve what is here: drain if the server is to stop, else hand over."""
-    notify(os.environ, "STOPPING=1")
     if stop_wanted.is_set() or http is None:
+        say_end(os.environ)
         await drain(services)
     else:
+        notify(os.environ, "STOPPING=1")
         await hand_over(services, http, stop_wanted)
 
 

@@ -120,6 +120,17 @@ class Lineage:
         self._start_at_s = math.inf
         self.send_all(number)
 
+    def drains(self, pid: int) -> None:
+        """A server was told to end, by a signal of its own or an admin's call: so do those before and after it."""
+        if self._is_stopping or not self.has(pid):
+            return
+        self._log.info("a server was told to end: all of it ends", pid=pid)
+        self._end_beside(pid)
+
+    def has(self, pid: int) -> bool:
+        """Whether that process is one of the servers."""
+        return any(child.pid == pid for child in self._children())
+
     def send_all(self, number: int) -> None:
         """Pass a signal on to every server."""
         for child in list(self._children()):
@@ -146,7 +157,8 @@ class Lineage:
             self._lost(pid, code, now_s)
         elif self._next is not None and pid == self._next.pid:
             self._next = None
-            self._log.error("the new server did not come up, the old one goes on", pid=pid, how=how(code))
+            if not self._is_stopping:
+                self._log.error("the new server did not come up, the old one goes on", pid=pid, how=how(code))
         elif any(pid == child.pid for child in self._leaving):
             self._leaving = [child for child in self._leaving if child.pid != pid]
             if code:
@@ -169,6 +181,14 @@ class Lineage:
     def _children(self) -> Iterator[Child]:
         yield from (child for child in (self._current, self._next, *self._leaving) if child is not None)
 
+    def _end_beside(self, pid: int) -> None:
+        """End whoever is not of that number; that one ends already, and would take a second signal for haste."""
+        self._is_stopping = True
+        self._start_at_s = math.inf
+        for child in list(self._children()):
+            if child.pid != pid:
+                self._send(child.pid, signal.SIGTERM)
+
     def _retire(self, child: Child, now_s: float) -> None:
         """Have it accept nobody any more, serve who is connected, and end."""
         child.kill_at_s = now_s + self._rules.leave_s
@@ -182,7 +202,7 @@ class Lineage:
         elif code == 0:
             # By a signal of its own, or an admin's call.
             self._log.info("the server has ended as it was told to", pid=pid)
-            self._is_stopping = True
+            self._end_beside(pid)
         elif code > 0 and not self._has_served:
             # It has said why; another try would say the same.
             self._exit, self._is_stopping = code, True

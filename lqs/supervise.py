@@ -97,10 +97,19 @@ class Supervisor:
                 for level, kind, content in extra
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
             ]
-            if "READY=1" in words and pids:
-                self._lineage.ready(pids[0], time.monotonic(), may_overlap="X_LQS_OVERLAP=1" in words)
-                if self._lineage.is_ready:
-                    notify(self._environ, "READY=1")
+            if pids:
+                self._heed(pids[0], words)
+
+    def _heed(self, pid: int, words: Sequence[str]) -> None:
+        """What the process of that number says of itself."""
+        if "READY=1" in words:
+            self._lineage.ready(pid, time.monotonic(), may_overlap="X_LQS_OVERLAP=1" in words)
+            if self._lineage.is_ready:
+                notify(self._environ, "READY=1")
+        elif "X_LQS_DRAIN=1" in words:
+            self._lineage.drains(pid)
+            if self._lineage.is_stopping:
+                notify(self._environ, "STOPPING=1")
 
     def _take_signals(self, signals: socket.socket) -> None:
         try:

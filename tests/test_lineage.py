@@ -156,6 +156,39 @@ def test_a_server_that_ends_well_by_itself_was_told_to() -> None:
     assert (scene.line.code, scene.num_started) == (0, 1)
 
 
+def test_one_that_was_told_to_end_takes_its_successor_along() -> None:
+    scene = Scene().served()
+    scene.line.restart(0)
+    scene.line.ended(1, 0, 1)
+    assert scene.sent == [(2, signal.SIGTERM)]
+    scene.line.ended(2, -signal.SIGTERM, 2)
+    assert (scene.line.code, scene.num_started) == (0, 2)
+    assert "the new server did not come up, the old one goes on" not in scene.told
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_one_that_says_so_ends_all_even_where_its_successor_is_faster(is_replaced: bool) -> None:
+    scene = Scene().served()
+    scene.line.restart(0)
+    if is_replaced:
+        scene.ready(2)
+    scene.sent.clear()
+    for _ in range(2):
+        scene.line.drains(1)
+    # A second signal would end it at once.
+    assert scene.sent == [(2, signal.SIGTERM)]
+    scene.line.restart(1)
+    scene.line.ended(1, 0, 1)
+    scene.line.ended(2, 0, 1)
+    assert (scene.line.code, scene.num_started) == (0, 2)
+
+
+def test_a_stranger_ends_nobody() -> None:
+    scene = Scene().served()
+    scene.line.drains(99)
+    assert (scene.sent, scene.line.is_stopping) == ([], False)
+
+
 @pytest.mark.parametrize(("code", "exit_code"), [(0, 0), (1, 1), (-signal.SIGTERM, 1)])
 def test_a_stop_is_passed_on_and_over_when_all_have_ended(code: int, exit_code: int) -> None:
     scene = Scene().served()

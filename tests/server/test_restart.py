@@ -135,6 +135,26 @@ def test_the_supervisor_passes_a_stop_on_and_leaves_nobody_behind(start: Start, 
     server.check_log()
 
 
+def test_a_drain_while_a_successor_comes_ends_both(start: Start, tiny: Path) -> None:
+    server = start(tiny, "--supervise", config=CONFIG.format(mode="overlap"))
+    old = child_of(server)
+    stream = server.complete(1500, stream=True)
+    next(events := stream.events())
+    server.signal(signal.SIGUSR2)
+    until(lambda: len(children(server)) == 2)
+    assert server.ask("POST", "/admin/drain").json["status"] == "draining"
+    # Cut off, had the old one taken a second signal for haste.
+    assert list(events)[-1] == "[DONE]"
+    assert server.wait() == 0
+    assert not is_alive(old)
+    server.check_log()
+
+
+def children(server: Server) -> list[str]:
+    pid = server.process.pid
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
 def test_a_second_stop_ends_at_once_under_a_supervisor_too(start: Start, tiny: Path) -> None:
     server = start(tiny, "--supervise", config=CONFIG.format(mode="auto") + "server.drain_s = 60\n")
     server.complete(LONG, stream=True)
