@@ -57,7 +57,7 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
         str,
         _key(
             "Under --supervise, whether the old server runs while the new one loads: overlap; hold, and connections "
-            "wait meanwhile; auto: overlap on CPUs where there is memory for two.",
+            "wait meanwhile; auto: overlap on CPUs where there is memory for two. It is read when the parent starts.",
             pattern="^(auto|overlap|hold)$",
         ),
     ] = "auto"

@@ -71,6 +71,7 @@ class Lineage:
         self._start_at_s = math.inf
         self._is_held = False  # The next one starts when the old one has made room.
         self._has_served = False
+        self._failed = ""  # The last successor, and how.
         self._crashes: list[float] = []
         self._is_stopping = False
         self._exit = 0
@@ -98,14 +99,20 @@ class Lineage:
         """Start the first one."""
         self._current = Child(self._start())
 
-    def restart(self, now_s: float) -> None:
-        """Put a new one in the place of the one that serves, without a gap that anybody sees."""
+    @property
+    def successor(self) -> str:
+        """What became of the last restart, for who asked for it: none, starting, or failed and how."""
+        is_coming = self._next is not None or (self._current is None and not self._is_stopping)
+        return "starting" if is_coming else self._failed or "none"
+
+    def restart(self, now_s: float) -> str:
+        """Put a new one in the place of the one that serves, without a gap that anybody sees; why not, or empty."""
         current = self._current
         if self._is_stopping:
-            return
+            return self._refuse("the server is told to end")
         if current is None or not current.is_ready or self._next is not None:
-            self._log.warning("no restart: a server is starting already")
-            return
+            return self._refuse("a server is starting already")
+        self._failed = ""
         overlap = current.may_overlap if self._rules.overlap is None else self._rules.overlap
         self._log.info("restarting", old=current.pid, mode="overlap" if overlap else "hold")
         if overlap:
@@ -113,6 +120,7 @@ class Lineage:
         else:
             self._current, self._is_held = None, True
             self._retire(current, now_s)
+        return ""
 
     def stop(self, number: int) -> None:
         """Pass on a signal that ends servers; all is over when they have ended."""
@@ -158,6 +166,7 @@ class Lineage:
         elif self._next is not None and pid == self._next.pid:
             self._next = None
             if not self._is_stopping:
+                self._failed = f"failed: {how(code)}"
                 self._log.error("the new server did not come up, the old one goes on", pid=pid, how=how(code))
         elif any(pid == child.pid for child in self._leaving):
             self._leaving = [child for child in self._leaving if child.pid != pid]
@@ -180,6 +189,10 @@ class Lineage:
 
     def _children(self) -> Iterator[Child]:
         yield from (child for child in (self._current, self._next, *self._leaving) if child is not None)
+
+    def _refuse(self, reason: str) -> str:
+        self._log.warning(f"no restart: {reason}")
+        return reason
 
     def _end_beside(self, pid: int) -> None:
         """End whoever is not of that number; that one ends already, and would take a second signal for haste."""

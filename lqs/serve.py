@@ -39,7 +39,7 @@ from lqs.observe.alerts import Alerts, Switch
 from lqs.observe.door import door_log
 from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
-from lqs.parent import ask_restart
+from lqs.parent import ask_restart, ask_successor
 from lqs.process import Hangup, in_thread, leave, raise_file_limit, run_with_signals
 from lqs.reload import Reloader
 from lqs.scheduling.core import make_door, make_scheduler
@@ -265,7 +265,11 @@ def build(
     services = Services(
         config=config, gate=gate, desk=desk, keys=keys, models=models, metrics=metrics, alerts=alerts, log=log,
         fleet=made.fleet, keeper=made.keeper,
-        control=Control(lambda: server.end(), lambda: server.reload(), lambda: ask_restart(environ)),  # noqa: PLW0108
+        control=Control(
+            lambda: server.end(), lambda: server.reload(),  # noqa: PLW0108
+            lambda: in_thread(partial(ask_restart, environ), "lqs-restart"),
+            lambda: in_thread(partial(ask_successor, environ), "lqs-restart"),
+        ),
     )  # fmt: skip
     guard = Guard(lambda: gate.config, alerts, desk, metrics)
     server = Server(config, services, made=made, prompts=prompts, guard=guard, reread=reload_config, passed=passed)

@@ -87,9 +87,9 @@ def _admin_routes(services: Services) -> list[BaseRoute]:
         "/admin/models/{model:path}/undrain": ModelDrain(services, undrain=True),
         "/admin/drain": ControlDrain(services),
         "/admin/reload": ControlReload(services),
-        "/admin/restart": ControlRestart(services),
     }
     return [
+        Route("/admin/restart", ControlRestart(services), methods=["GET", "POST"]),
         Route("/admin/devices", DeviceList(services), methods=["GET"]),
         *(Route(path, app, methods=["POST"]) for path, app in posts.items()),
     ]

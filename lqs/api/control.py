@@ -43,17 +43,21 @@ class ControlReload:
 
 
 class ControlRestart:
-    """`POST /admin/restart`: have a successor take over; 409 where nobody keeps the socket."""
+    """`POST /admin/restart`: have a successor take over; 409 with why there will be none. `GET`: what became of it."""
 
     def __init__(self, services: Services) -> None:
         self._control = services.control
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_admin(scope)
-        if not self._control.restart():
-            raise Conflict("Nothing keeps the socket for a successor: start it with `lqs serve --supervise`.")
+        if scope["method"] != "POST":
+            successor, _, how = (await self._control.successor()).partition(": ")
+            await _say(send, 200, pid=os.getpid(), successor=successor, how=how or None)
+            return
+        if reason := await self._control.restart():
+            raise Conflict(f"No restart: {reason}.")
         await _say(send, 202, status="restarting", pid=os.getpid())
 
 
-async def _say(send: Send, code: int, **shown: str | int) -> None:
+async def _say(send: Send, code: int, **shown: str | int | None) -> None:
     await send_json(send, msgspec.json.encode(shown), code)

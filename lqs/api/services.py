@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,12 +24,14 @@ class Control:
     """What an admin may ask of the process.
 
     `drain` begins to end it. `reload` reads keys and limits again and says what is wrong with them, None if
-    nothing. `restart` asks whoever keeps the socket for a successor; False if nobody does.
+    nothing. `restart` asks whoever keeps the socket for a successor and says why there will be none, empty if one
+    comes; `successor` tells what became of it: none, starting, or failed and how.
     """
 
     drain: Callable[[], None]
     reload: Callable[[], str | None]
-    restart: Callable[[], bool]
+    restart: Callable[[], Awaitable[str]]
+    successor: Callable[[], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,8 @@ class House:
         self.keeper = Keeper(self.config, self.models, scheduler, log)  # type: ignore[arg-type]
         self.asked: list[str] = []  # Of the process.
         self.reload_problem: str | None = None
-        self.is_supervised = False
+        self.restart_problem = ""
+        self.successor = "none"
         services = Services(
             config=self.config,
             gate=self.gate,
@@ -155,7 +156,7 @@ class House:
             log=log,
             fleet=self.fleet,
             keeper=self.keeper,
-            control=Control(self._drain, self._reload, lambda: self.is_supervised),
+            control=Control(self._drain, self._reload, self._restart, self._successor),
         )
         self.app = create_app(services, cors_origins=self.config.server.cors_origins)
         self.started: list[int] = []  # Taken by the worker, not yet looked at by the test.
@@ -166,6 +167,12 @@ class House:
     def _reload(self) -> str | None:
         self.asked.append("reload")
         return self.reload_problem
+
+    async def _restart(self) -> str:
+        return self.restart_problem
+
+    async def _successor(self) -> str:
+        return self.successor
 
     def _key_file(self, tmp_path: Any, keys: Sequence[str]) -> str:
         path = tmp_path / "keys"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -191,10 +192,16 @@ async def test_the_process_is_asked_to_drain_and_to_reload():
 @driven
 async def test_a_restart_wants_somebody_who_keeps_the_socket():
     house = House()
-    assert (await house.ask("POST", "/admin/restart")).status == 409
-    house.is_supervised = True
+    house.restart_problem = "a server is starting already"
+    refused = await house.ask("POST", "/admin/restart")
+    assert (refused.status, refused.error["message"]) == (409, "No restart: a server is starting already.")
+    house.restart_problem = ""
     call = await house.ask("POST", "/admin/restart")
     assert (call.status, call.json["status"]) == (202, "restarting")
+    for successor, shown in (("starting", ("starting", None)), ("failed: exit code 2", ("failed", "exit code 2"))):
+        house.successor = successor
+        said = (await house.ask("GET", "/admin/restart")).json
+        assert (said["pid"], (said["successor"], said["how"])) == (os.getpid(), shown)
 
 
 @pytest.mark.parametrize("path", POSTS)
