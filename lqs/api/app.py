@@ -29,6 +29,7 @@ from lqs.api.models import ModelInfo, ModelList
 from lqs.api.requests import RequestInfo
 from lqs.api.services import Services
 from lqs.api.tokens import ApplyTemplate, Detokenize, Tokenize
+from lqs.api.watch import Watched
 from lqs.config import is_loopback
 from lqs.errors import NotFound
 
@@ -79,11 +80,12 @@ def routes(services: Services) -> list[BaseRoute]:
 
 def _admin_routes(services: Services) -> list[BaseRoute]:
     """Return what changes the running server, and what shows its device slots."""
+    stall_s = services.config.server.write_stall_s
     posts: dict[str, ASGIApp] = {
-        "/admin/devices/{slot}/drain": DeviceDrain(services),
+        "/admin/devices/{slot}/drain": Watched(DeviceDrain(services), stall_s),
         "/admin/devices/{slot}/undrain": DeviceDrain(services, undrain=True),
         "/admin/devices/{slot}/weight": DeviceWeight(services),
-        "/admin/models/{model:path}/drain": ModelDrain(services),
+        "/admin/models/{model:path}/drain": Watched(ModelDrain(services), stall_s),
         "/admin/models/{model:path}/undrain": ModelDrain(services, undrain=True),
         "/admin/drain": ControlDrain(services),
         "/admin/reload": ControlReload(services),

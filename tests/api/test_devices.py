@@ -87,6 +87,25 @@ async def test_a_drain_may_wait_until_the_device_slot_is_empty():
     assert (await running.done()).status == 200
 
 
+@pytest.mark.parametrize("name", ["devices/0", "models/M"])
+def test_nobody_waits_on_for_a_caller_that_has_left(name: str):
+    @driven
+    async def scene():
+        house = House()
+        running = house.call("POST", "/v1/chat/completions", HI)
+        (handle,) = await house.starts()
+        draining = house.call("POST", f"/admin/{name}/drain", query=b"wait=3600")
+        await until(lambda: house.turn() or house.desk.scheduler.slots()[0]["is_drained"])  # type: ignore[func-returns-value]
+        draining.leave()
+        assert (await draining.done()).status is None
+        # What it asked for is done all the same.
+        assert house.gate.drains.holders(0) == ["operator"]
+        house.finish(handle)
+        assert (await running.done()).status == 200
+
+    scene()
+
+
 @driven
 async def test_who_waits_is_told_when_the_drain_has_lasted_for_drain_s():
     house = House(server={"drain_s": 20})
