@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lqs.api.services import Control, Services
+from lqs.api.services import Control, Reloaded, Services
 from lqs.engine.plan import probe_machine
 from lqs.listen import HttpServer
 from lqs.parent import ask_restart, ask_successor, notify
@@ -35,7 +35,9 @@ def announce(environ: Mapping[str, str], slots: Iterable[Slot]) -> None:
     notify(environ, f"READY=1\nX_LQS_OVERLAP={fits_twice(slot.device for slot in slots):d}")
 
 
-def make_control(server: Callable[[], Stoppable], environ: Mapping[str, str]) -> Control:
+def make_control(
+    server: Callable[[], Stoppable], reload: Callable[[], Reloaded], environ: Mapping[str, str]
+) -> Control:
     """What an admin may ask of the process that `server` gives."""
 
     def end() -> None:
@@ -45,7 +47,7 @@ def make_control(server: Callable[[], Stoppable], environ: Mapping[str, str]) ->
 
     return Control(
         end,
-        lambda: server().reload(),
+        reload,
         lambda: in_thread(partial(ask_restart, environ), "lqs-restart"),
         lambda: in_thread(partial(ask_successor, environ), "lqs-restart"),
     )

@@ -263,7 +263,7 @@ def build(
     services = Services(
         config=config, gate=gate, desk=desk, keys=keys, models=models, metrics=metrics, alerts=alerts, log=log,
         fleet=made.fleet, keeper=made.keeper,
-        control=make_control(lambda: server, environ),
+        control=make_control(lambda: server, lambda: server.reload(), environ),  # noqa: PLW0108
     )  # fmt: skip
     guard = Guard(lambda: gate.config, alerts, desk, metrics)
     server = Server(config, services, made=made, prompts=prompts, guard=guard, reread=reload_config, passed=passed)

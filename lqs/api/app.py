@@ -1,6 +1,6 @@
 """Puts the HTTP surface together: routes inside, middleware around them.
 
-From the outside in: trace (id, access log, last resort), CORS, errors to answers, key, body bounds.
+From the outside in: trace (id, access log, last resort), CORS, errors to answers, key, body bounds, log of acts.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from lqs.api.devices import DeviceDrain, DeviceList, DeviceWeight
 from lqs.api.generate import Generator
 from lqs.api.health import Health, Livez, MetricsPage, Readyz
 from lqs.api.live import Live
+from lqs.api.middleware.acts import ActsMiddleware
 from lqs.api.middleware.auth import AuthMiddleware
 from lqs.api.middleware.body import BodyMiddleware
 from lqs.api.middleware.cors import CorsMiddleware
 from lqs.api.middleware.refusal import RefusalMiddleware
 from lqs.api.middleware.trace import TraceMiddleware
 from lqs.api.model_drain import ModelDrain
-from lqs.api.models import ModelInfo, ModelList
+from lqs.api.models import ModelInfo, ModelList, ModelsBehind
 from lqs.api.requests import RequestInfo
 from lqs.api.services import Services
 from lqs.api.tokens import ApplyTemplate, Detokenize, Tokenize
@@ -43,6 +44,7 @@ def create_app(services: Services, *, cors_origins: Sequence[str] = ()) -> ASGIA
     """
     server = services.config.server
     app: ASGIApp = _Routes(routes(services), redirect_slashes=False, default=_no_such_path)
+    app = ActsMiddleware(app, services.log)
     app = BodyMiddleware(app, num_bytes_max=server.body_bytes_max, timeout_s=server.body_timeout_s)
     app = AuthMiddleware(app, services.keys, is_metrics_open=is_loopback(server.host))
     app = RefusalMiddleware(app, services.metrics.count_refusal)
@@ -66,6 +68,9 @@ def routes(services: Services) -> list[BaseRoute]:
     return [
         *(Route(prefix + path, app, methods=["POST"]) for prefix in prefixes for path, app in posts.items()),
         *_gets("/models", ModelList(services)),
+        # Before the next two: a name may have anything in it.
+        Route("/models/{prefix:path}/v1/models", ModelsBehind(services), methods=["GET"]),
+        Route("/models/{prefix:path}/v1/models/{model:path}", ModelInfo(services), methods=["GET"]),
         *_gets("/models/{model:path}", ModelInfo(services)),
         Route("/v1/requests/{id}", RequestInfo(services, live), methods=["GET", "DELETE"]),
         Route("/livez", Livez(), methods=["GET"]),

@@ -27,7 +27,10 @@ class ControlDrain:
 
 
 class ControlReload:
-    """`POST /admin/reload`: keys and limits again, as SIGHUP does; 400 with what is wrong changes nothing."""
+    """`POST /admin/reload`: keys and limits again, as SIGHUP does; 400 with what is wrong changes nothing.
+
+    The answer lists what was read and waits for a restart.
+    """
 
     def __init__(self, services: Services) -> None:
         self._control = services.control
@@ -35,11 +38,12 @@ class ControlReload:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_admin(scope)
-        problem = self._control.reload()
-        if problem is not None:
+        reloaded = self._control.reload()
+        if reloaded.problem:
             # It may name a file, but only who runs the server reads it.
-            raise BadRequest(problem, code="reload_failed")
-        await _say(send, 200, status="reloaded", keys=self._keys.num_keys)
+            raise BadRequest(reloaded.problem, code="reload_failed")
+        waiting = list(reloaded.waiting)
+        await _say(send, 200, status="reloaded", keys=self._keys.num_keys, wait_for_restart=waiting)
 
 
 class ControlRestart:
@@ -59,5 +63,5 @@ class ControlRestart:
         await _say(send, 202, status="restarting", pid=os.getpid())
 
 
-async def _say(send: Send, code: int, **shown: str | int | None) -> None:
+async def _say(send: Send, code: int, **shown: str | int | list[str] | None) -> None:
     await send_json(send, msgspec.json.encode(shown), code)

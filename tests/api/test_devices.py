@@ -201,11 +201,13 @@ async def test_the_process_is_asked_to_drain_and_to_reload():
     call = await house.ask("POST", "/admin/drain")
     assert (call.status, call.json) == (202, {"status": "draining", "requests": 0})
     call = await house.ask("POST", "/admin/reload")
-    assert (call.status, call.json) == (200, {"status": "reloaded", "keys": 0})
+    assert (call.status, call.json) == (200, {"status": "reloaded", "keys": 0, "wait_for_restart": []})
+    house.reload_waiting = ["placement.policy", "engine"]
+    assert (await house.ask("POST", "/admin/reload")).json["wait_for_restart"] == house.reload_waiting
     house.reload_problem = "queue.levels: it changes only with a restart."
     call = await house.ask("POST", "/admin/reload")
     assert (call.status, call.error["code"], call.error["message"]) == (400, "reload_failed", house.reload_problem)
-    assert house.asked == ["drain", "reload", "reload"]
+    assert house.asked == ["drain", "reload", "reload", "reload"]
 
 
 @driven
