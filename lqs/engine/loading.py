@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from lqs._core import set_capacity
-from lqs.engine.drill import FAIL_LOAD, Break, cards_of, check_slots
+from lqs.engine.drill import FAIL_LOAD, SLOW_LOAD, Break, cards_of, check_slots
 from lqs.engine.fitting import padded, smaller
 from lqs.engine.opening import Opening, Seat
 from lqs.engine.plan import Plan
@@ -153,7 +153,7 @@ class Loader:
         """
         if seat.plan.cores:
             os.sched_setaffinity(0, seat.plan.cores)
-        self._fail_load(seat.number)
+        self._break_load(seat.number)
         model = served.weights[_weights_of(seat)]
         kv_block, problem = _kv_block(served)
         served.kv_problem = problem
@@ -191,8 +191,11 @@ class Loader:
     def _is_dead(self, number: int) -> bool:
         return bool(self._scheduler.slots()[number]["is_dead"])
 
-    def _fail_load(self, number: int) -> None:
+    def _break_load(self, number: int) -> None:
         """What a drill ordered for this load. Raises DeviceError."""
+        for each in self._drill:
+            if each.slot == number and each.kind == SLOW_LOAD:
+                time.sleep(each.for_s)
         if self._loads_to_fail.get(number, 0) > 0:
             self._loads_to_fail[number] -= 1
             raise DeviceError("the device slot cannot be opened: a drill says so")
