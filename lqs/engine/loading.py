@@ -3,8 +3,9 @@
 weights     once for all CPU device slots, which share the mapped file; once for each group of GPUs
 memory      read anew and promised (placement/loads.py) before a device slot on a GPU takes it
 open        a context, warmed up and calibrated at full width, before anybody is let in. Not enough
-            memory: half of the context, a few times. Device slots on different GPUs open at the same
-            time; those on cores one after another, for they would measure each other
+            memory: half of the context, with fewer sequences where it is small, a few times. Device
+            slots on different GPUs open at the same time; those on cores one after another, for they
+            would measure each other
 ready       each by itself: whoever owns the device slots hears of it (`tell`)
 """
 
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from lqs._core import set_capacity
 from lqs.engine.drill import FAIL_LOAD, ON_CARD, Break, check_slots
-from lqs.engine.fitting import padded, smaller
+from lqs.engine.fitting import Size, padded, smaller
 from lqs.engine.opening import Opening, Seat
 from lqs.engine.plan import Plan
 from lqs.engine.served import Served
@@ -137,36 +138,56 @@ class Loader:
         model = served.weights[_weights_of(seat)]
         kv_block, problem = _kv_block(served)
         served.kv_problem = problem
-        kv_tokens, reason = seat.plan.kv_tokens, ""
+        worker, size = self._largest(served, seat, plan, model, kv_block)
+        set_capacity(self._scheduler, seat.number, size.kv_tokens, kv_block, size.num_sequences)
+        served.kv_problem = served.kv_problem or _other_kv(plan, worker)
+        for each in self._drill:
+            if each.slot == seat.number and each.kind not in (FAIL_LOAD, ON_CARD):
+                worker.break_at(each.kind, step=each.step, rc=each.rc, times=each.times, for_s=each.for_s)
+        return Slot(
+            seat.device,
+            worker,
+            size.kv_tokens,
+            seat.number,
+            seat.place,
+            cards=self._cards_of(seat),
+            token_bytes=plan.kv_bytes_per_token,
+            num_sequences=size.num_sequences,
+            cores=seat.plan.cores,
+        )
+
+    def _largest(self, served: Served, seat: Seat, plan: Plan, model: Model, kv_block: int) -> tuple[Worker, Size]:
+        """A worker with what is planned, or else the largest of a few smaller sizes that fits. Raises DeviceError."""
+        wanted, reason = served.whole_config.engine.parallel, ""
+        size: Size | None = Size(seat.plan.kv_tokens, seat.plan.num_sequences)
         for _ in range(_TRIES_MAX):
+            if size is None:
+                break
+            tried = size
             try:
-                worker = self._try(served, seat, plan, model, kv_tokens, kv_block)
+                worker = self._try(served, seat, plan, model, tried, kv_block)
             except NoRoom as error:
-                reason, less = str(error), smaller(kv_tokens)
-                # A step must still have room for a token of each sequence.
-                if less < served.whole_config.engine.parallel + plan.num_extra:
-                    break
-                self._log.warning(
-                    "device slot gets less context", device=seat.device, kv_tokens=less, tried=kv_tokens, reason=reason
-                )
-                kv_tokens = less
+                reason, size = str(error), smaller(tried)
+                if size is not None:
+                    self._log.warning(
+                        "device slot gets less context",
+                        device=seat.device,
+                        kv_tokens=size.kv_tokens,
+                        tried=tried.kv_tokens,
+                        sequences=size.num_sequences,
+                        reason=reason,
+                    )
                 continue
-            set_capacity(self._scheduler, seat.number, kv_tokens, kv_block)
-            served.kv_problem = served.kv_problem or _other_kv(plan, worker)
-            for each in self._drill:
-                if each.slot == seat.number and each.kind not in (FAIL_LOAD, ON_CARD):
-                    worker.break_at(each.kind, step=each.step, rc=each.rc, times=each.times, for_s=each.for_s)
-            return Slot(
-                seat.device,
-                worker,
-                kv_tokens,
-                seat.number,
-                seat.place,
-                cards=self._cards_of(seat),
-                token_bytes=plan.kv_bytes_per_token,
-                cores=seat.plan.cores,
-            )
-        raise DeviceError(f"{seat.device}: no context fits, not even {kv_tokens} tokens: {reason}.")
+            if tried.num_sequences < wanted:
+                self._log.warning(
+                    "device slot runs fewer sequences",
+                    device=seat.device,
+                    sequences=tried.num_sequences,
+                    wanted=wanted,
+                    kv_tokens=tried.kv_tokens,
+                )
+            return worker, tried
+        raise DeviceError(f"{seat.device}: no context fits, not even {tried.kv_tokens} tokens: {reason}.")
 
     def _is_dead(self, number: int) -> bool:
         return bool(self._scheduler.slots()[number]["is_dead"])
@@ -182,19 +203,19 @@ class Loader:
             self._loads_to_fail[number] -= 1
             raise DeviceError("the device slot cannot be opened: a drill says so")
 
-    def _try(self, served: Served, seat: Seat, plan: Plan, model: Model, kv_tokens: int, kv_block: int) -> Worker:
+    def _try(self, served: Served, seat: Seat, plan: Plan, model: Model, size: Size, kv_block: int) -> Worker:
         """One try with so much context, its memory promised meanwhile. Raises NoRoom, DeviceError."""
         engine, is_cpu = served.whole_config.engine, seat.plan.group.is_cpu
-        promised = self._promise(seat, plan, kv_tokens)
+        promised = self._promise(seat, plan, size.kv_tokens)
         try:
             return self._make_worker(
                 self._scheduler,
                 seat.number,
                 model,
                 # As llama.cpp makes it: what it takes in a step is bounded by the size that it is told.
-                n_ctx=padded(kv_tokens),
-                n_seq=engine.parallel,
-                n_batch=min(engine.n_batch, padded(kv_tokens)),
+                n_ctx=padded(size.kv_tokens),
+                n_seq=size.num_sequences,
+                n_batch=min(engine.n_batch, padded(size.kv_tokens)),
                 n_ubatch=engine.n_ubatch if is_cpu else engine.gpu_ubatch,
                 threads=seat.plan.threads,
                 kv_unified=engine.kv_unified,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from lqs._core import set_capacity
 from lqs.config import Config
 from lqs.engine.opening import Seat
 from lqs.engine.plan import Machine, Plan
@@ -56,6 +57,9 @@ class Seats:
             token_bytes=plan.kv_bytes_per_token,
             is_resting=True,
         )
+        # The next worker may have more.
+        if slot.num_sequences < engine.parallel:
+            set_capacity(self._scheduler, number, slot.kv_tokens, 0, slot.num_sequences)
         # A device has a slot for each model.
         device = str(slot.group) if served.index == 0 else f"{slot.group}@{served.name}"
         return Seat(number, device, place, slot)
