@@ -108,7 +108,7 @@ def _proposals(
         yield "proposals  none: nothing is measured here yet; `lqs check --calibrate` does it, in a minute or so"
         return
     measured = (calibration.threads, calibration.devices, calibration.shape.num_sequences, calibration.shape.kv_tokens)
-    if measured != (plan.threads, len(plan.devices), config.engine.parallel, plan.kv_tokens):
+    if measured != (plan.threads, len(plan.devices), plan.slots[0].num_sequences, plan.kv_tokens):
         yield "measured   with other threads, device slots, sequences or KV than these; calibrate again"
     cost = calibration.cost
     yield (
@@ -176,7 +176,7 @@ def _default_length(config: Config, plan: Plan) -> Iterator[str]:
     """A line if requests that name no max_tokens are promised so much that they cannot fill the sequences."""
     if config.engine.grows_kv:
         return
-    model, parallel = config.model, config.engine.parallel
+    model, parallel = config.model, plan.slots[0].num_sequences
     bounds = [bound for bound in (model.default_max_tokens, model.max_tokens_max) if bound]
     promised = min(plan.request_tokens_max, *bounds) if bounds else plan.request_tokens_max
     at_once = plan.kv_tokens // promised if config.engine.kv_unified else parallel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,21 @@ def test_a_context_beyond_the_memory_of_its_cores_fails(
     assert main(["check", model, "--config", str(config), "--ctx", "100000"]) == 1
     assert "engine.memory_mb: 30 MB for cpu:0, and engine.ctx 100000 takes" in capsys.readouterr().out
     assert main(["check", model, "--config", str(config)]) == 0
+
+
+def test_fewer_sequences_for_want_of_memory_are_told_with_the_reason(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "lqs.toml"
+    config.write_text('engine.devices = ["cpu:0", "cpu:1"]\nengine.memory_mb = [0, 2]\n')
+    assert main(["check", model, "--config", str(config)]) == 0
+    text = capsys.readouterr().out
+    (told,) = [line for line in text.splitlines() if "instead of 32" in line]
+    num, kv_tokens = map(int, re.findall(r"cpu:1: (\d+) sequences .* memory for (\d+) tokens", told)[0])
+    assert 1 <= num == kv_tokens // 256 < 32
+    assert f"sequences  cpu:0 32, cpu:1 {num}, {32 + num} in all" in text
+    assert main(["check", model, "--ctx", "512"]) == 0
+    assert "sequences  32 per device slot, 32 in all" in capsys.readouterr().out
 
 
 def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
