@@ -164,7 +164,7 @@ def test_an_error_that_nobody_foresaw_ends_it_cleanly_and_in_one_line(
     server.check_log()
 
 
-@pytest.mark.parametrize("num_times", [10, pytest.param(200, marks=pytest.mark.stress)])
+@pytest.mark.parametrize("num_times", [10, pytest.param(200, marks=[pytest.mark.stress, pytest.mark.timeout(1800)])])
 def test_starts_and_stops_under_load_leave_cleanly(start: Start, tiny: Path, num_times: int) -> None:
     """B52: SIGTERM in the middle of a decode, of a load, and with debug checks of the event loop."""
     for number in range(num_times):
