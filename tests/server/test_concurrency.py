@@ -13,7 +13,7 @@ from tests.server.conftest import Start
 from tests.server.process import Server
 
 NUM_STREAMS = 32
-NUM_TOKENS = 40
+NUM_TOKENS = 32
 THINGS = (
     "sea", "wind", "desert", "city", "garden", "clock", "bridge", "river", "winter", "horse", "ship", "market",
     "king", "school", "forest", "train", "island", "letter", "kitchen", "mirror", "road", "storm", "farm", "song",
