@@ -40,7 +40,7 @@ from lqs.observe.door import door_log
 from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
 from lqs.parent import ask_restart
-from lqs.process import Hangup, in_thread, leave, raise_file_limit, run_with_signals
+from lqs.process import Hangup, in_thread, leave, place_of, raise_file_limit, run_with_signals
 from lqs.reload import Reloader
 from lqs.scheduling.core import make_door, make_scheduler
 from lqs.scheduling.desk import Desk
@@ -107,6 +107,10 @@ class Server:
         watch = asyncio.create_task(self._watch())
         try:
             return await self._live(listening)
+        except Exception as error:
+            # Nothing foresees it; threads, sockets and models are closed all the same.
+            self._log.error("failed, please report it", reason=place_of(error))
+            return 1
         finally:
             watch.cancel()
             await self._close()

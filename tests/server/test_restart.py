@@ -112,6 +112,7 @@ def test_a_restart_under_load_loses_no_request(start: Start, tiny: Path, mode: s
 
 
 def test_a_server_that_is_killed_is_started_again_and_who_connects_meanwhile_waits(start: Start, tiny: Path) -> None:
+    """B49: what it took is free when its process is gone, so the next one loads at once."""
     server = start(tiny, "--supervise", config=CONFIG.format(mode="auto"))
     old = child_of(server)
     os.kill(old, signal.SIGKILL)
