@@ -66,7 +66,7 @@ def make_machinery(
     models = Models(config, entries, plans, scheduler, loader)
     cards.watch(scheduler, lambda: models.slots)
     fleet = _make_fleet(config, models, plans, cards, log)
-    models.when_there(fleet.came)
+    models.when_there(fleet.came, fleet.loaded)
     keeper = Keeper(config, models, scheduler, log, lost_cards=lambda: cards.lost() | lost_cards(drill, models.slots))
     return Machinery(cards, models, fleet, keeper)
 

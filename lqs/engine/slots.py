@@ -52,6 +52,7 @@ class Models:
         self._entries = entries
         self._is_starting = True
         self._came: Callable[[Served], None] = lambda served: None
+        self._loaded: Callable[[Served], None] = lambda served: None
         self._scheduler = scheduler
         self._loader = loader
         self._served = {
@@ -94,9 +95,9 @@ class Models:
         """All device slots of models that are there."""
         return (slot for served in list(self._served.values()) if not served.is_absent for slot in list(served.slots))
 
-    def when_there(self, came: Callable[[Served], None]) -> None:
-        """Have `came` called for each model as the first of its device slots takes work, while the server starts."""
-        self._came = came
+    def when_there(self, came: Callable[[Served], None], loaded: Callable[[Served], None]) -> None:
+        """While the server starts: `came` is called as a model's first device slot takes work, `loaded` at last."""
+        self._came, self._loaded = came, loaded
 
     def names(self) -> list[str]:
         """The names of all models."""
@@ -135,6 +136,7 @@ class Models:
         residents = [served for served in self._served.values() if not served.is_on_demand]
         for served in residents:
             self.load_one(served, tell)
+            tell(partial(self._loaded, served))
         tell(self._end_start)
         return self._plans[next(iter(self._served))]
 
@@ -242,7 +244,7 @@ class Models:
 
     def _can_serve(self, name: str) -> bool:
         served = self._served[name]
-        return served.has_healthy_device or (served.is_on_demand and served.is_absent)
+        return served.has_healthy_device or (served.is_on_demand and served.is_loading)
 
     def _served_of(self, slot: Slot) -> Served:
         """The model that a device slot is for."""
@@ -256,7 +258,8 @@ class Models:
         self._start(slot)
         served.fit(self._plans[served.name])
         is_first, served.is_loading, served.is_absent = served.is_loading, False, False
-        if self._is_starting and is_first:
+        # One on demand is there when all of it is, whenever it comes.
+        if is_first and self._is_starting and not served.is_on_demand:
             self._came(served)
 
     def _start(self, slot: Slot) -> None:
