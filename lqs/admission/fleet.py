@@ -269,7 +269,6 @@ class Fleet:
         if await self._leave(served):
             self._log.info("unloaded", model=name)
         else:
-            self.hung.append("workers")
             self._log.error("unloaded, but its memory is not free: a thread stands in it", model=name)
         self._residents.gone(name, self._now_ns())
         self.tend()

@@ -112,8 +112,8 @@ class Loader:
 
         They are read from the disk. The system keeps the file then, so those on further GPUs load at the same time.
         """
-        first_of = {_weights_of(seat): seat for seat in reversed(seats)}
-        places = list(dict.fromkeys(map(_weights_of, seats)))
+        first_of = {weights_of(seat): seat for seat in reversed(seats)}
+        places = list(dict.fromkeys(map(weights_of, seats)))
         weights = {where: self._make_model(served.path) for where in places}
         served.renew(weights[places[0]])
         self._load_onto(served, first_of[places[0]], weights[places[0]])
@@ -138,7 +138,7 @@ class Loader:
 
     def _load_onto(self, served: Served, seat: Seat, model: Model) -> None:
         """Load these weights to where the device slot has them. Raises StartError."""
-        self._log.info("loading weights", model=served.name, onto=_weights_of(seat))
+        self._log.info("loading weights", model=served.name, onto=weights_of(seat))
         group = seat.plan.group
         if group.is_cpu:
             model.load()
@@ -154,7 +154,7 @@ class Loader:
         if seat.plan.cores:
             os.sched_setaffinity(0, seat.plan.cores)
         self._fail_load(seat.number)
-        model = served.weights[_weights_of(seat)]
+        model = served.weights[weights_of(seat)]
         kv_block, problem = _kv_block(served)
         served.kv_problem = problem
         kv_tokens, reason = seat.plan.kv_tokens, ""
@@ -246,7 +246,8 @@ class Loader:
         return promised
 
 
-def _weights_of(seat: Seat) -> str:
+def weights_of(seat: Seat) -> str:
+    """Where the weights lie that a device slot computes with."""
     return _CPU if seat.plan.group.is_cpu else str(seat.plan.group)
 
 

@@ -12,6 +12,7 @@ the cores and the weights of the machine; each has a context, and so a KV budget
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from lqs.config import Config
 from lqs.engine.anew import Anew
 from lqs.engine.catalog import Entry, check_limits
-from lqs.engine.loading import Loader
+from lqs.engine.loading import Loader, weights_of
 from lqs.engine.opening import Seat
 from lqs.engine.plan import Plan
 from lqs.engine.routing import Routing
@@ -67,8 +68,8 @@ class Models:
             self._seats.take(served, plan)
         loader.check_drill(len(self._seats))
         self._anew = Anew()
-        # Weights that somebody may still stand in.
-        self._kept: list[Model] = []
+        # Weights of earlier lives with the dead device slots that a thread may stand in, by model.
+        self._kept: defaultdict[str, list[tuple[Model, list[Slot]]]] = defaultdict(list)
 
     @property
     def path(self) -> Path:
@@ -229,15 +230,20 @@ class Models:
         """Stop every worker, then free contexts and weights; False if a thread did not end."""
         # What does not end keeps nobody else from being closed.
         have_left = [self.leave(served, limit_s) for served in reversed(self._served.values())]
-        return all(have_left) and not self._kept
+        return all(have_left) and not any(self._kept.values())
 
     def _free(self, served: Served) -> bool:
-        """Free a model's weights, where nobody stands in them."""
-        weights, served.weights = list(served.weights.values()), {}
-        stuck = [slot for slot in self._anew.left(served) if not slot.close(0)]
-        kept = [model for model in weights if stuck or not model.close()]
-        self._kept += kept
-        return not kept
+        """Free a model's weights, also of its earlier lives, but for those that somebody stands in.
+
+        Each life had its own, so who died in one keeps none of another. False if any of this one are kept.
+        """
+        weights, served.weights = served.weights, {}
+        left, seats = self._anew.pop_left(served), self._seats.of(served)
+        stands_in = {where: [slot for slot in left if weights_of(seats[slot.place]) == where] for where in weights}
+        kept = [(model, slots) for model, slots in self._kept[served.name] if not _free_one(model, slots)]
+        new = [(weights[where], slots) for where, slots in stands_in.items() if not _free_one(weights[where], slots)]
+        self._kept[served.name] = kept + new
+        return not new
 
     def _end_start(self) -> None:
         self._is_starting = False
@@ -267,3 +273,10 @@ class Models:
         slot.start()
         self._scheduler.set_stall(slot.number, slot.stall_ns(self._config.engine.stall_s))
         self._scheduler.rest_slot(slot.number, False)
+
+
+def _free_one(model: Model, slots: Sequence[Slot]) -> bool:
+    """Free these weights, unless one of the dead device slots may still stand in them."""
+    # All of them: one that hung may have come to its end by now.
+    are_closed = [slot.close(0) for slot in slots]
+    return all(are_closed) and model.close()
