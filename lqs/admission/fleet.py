@@ -286,8 +286,7 @@ class Fleet:
 
 
 def make_residents(config: Config, models: Models, room: Mapping[str, int]) -> Residents:
-    """The models and their memory; `room` is what is free of each pool beside the margin."""
-    bound = config.engine.loaded_mb * 1_000_000
+    """The models and their memory; `room` is what all together may take of each pool."""
     known = {
         served.name: Resident(
             models.plan_of(served).takes,
@@ -296,5 +295,4 @@ def make_residents(config: Config, models: Models, room: Mapping[str, int]) -> R
         )
         for served in models.all()
     }
-    bounded = {pool: min(free, bound) if bound else free for pool, free in room.items()}
-    return Residents(known, bounded, int(config.engine.load_patience_s * NS_PER_S))
+    return Residents(known, room, int(config.engine.load_patience_s * NS_PER_S))

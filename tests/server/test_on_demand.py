@@ -73,3 +73,10 @@ def test_one_on_demand_that_is_asked_for_during_the_start_comes_after_it_and_lea
     server.wait_ready()
     assert ask(server, "late").status == 200
     assert [num_opened(server, f"cpu:{n}@late") for n in range(2)] == [2, 2]
+
+
+def test_a_budget_that_a_model_can_never_fit_into_is_refused_at_the_start(start: Start, files: list[Path]) -> None:
+    config = COMMON + f'loaded_mb = 5\n[models.late]\npath = "{files[1]}"\non_demand = true\n'
+    server = start(files[0], config=config, is_ready=False)
+    assert server.wait() == 2
+    assert "engine.loaded_mb: late can never be loaded. It takes" in server.log
