@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from lqs.engine.plan import make_plan
 from lqs.engine.synth import Recipe, parse_shape, write
-from tests.server.client import collect
+from lqs.settings import load
+from tests.server.client import Call, collect
 from tests.server.conftest import Start
 from tests.server.process import Server, until
 from tests.server.test_fleet import COMMON, ask, standing
@@ -80,3 +82,60 @@ def test_a_budget_that_a_model_can_never_fit_into_is_refused_at_the_start(start:
     server = start(files[0], config=config, is_ready=False)
     assert server.wait() == 2
     assert "engine.loaded_mb: late can never be loaded. It takes" in server.log
+
+
+def line(call: Call) -> str:
+    """The next line of a stream."""
+    return next(call.lines())
+
+
+def used_up(start: Start, files: list[Path], **queue: float) -> Server:
+    """A server with memory for one of a and b, which a has, and in which something runs for long."""
+    tables = "".join(
+        f'[models.{name}]\npath = "{path}"\non_demand = true\n' for name, path in zip("ab", files[1:], strict=True)
+    )
+    engine = {"ctx": 8192, "parallel": 4, "prefix_cache": False, "devices": ["cpu:0", "cpu:1"]}
+    takes = make_plan(load(None, None, {f"engine.{name}": value for name, value in engine.items()}), files[0]).takes
+    room_mb = 2 * takes["system"] // 1_000_000 + 1
+    rules = "".join(f"{name} = {value}\n" for name, value in queue.items())
+    config = f"{COMMON}loaded_mb = {room_mb}\nload_patience_s = 1000\n[queue]\n{rules}{tables}"
+    server = start(files[0], config=config)
+    server.complete(20_000, model="a", stream=True)
+    server.wait_running()
+    return server
+
+
+def test_a_stream_that_waits_for_its_model_opens_and_tells_its_place(start: Start, files: list[Path]) -> None:
+    server = used_up(start, files, hold_s=0.1)
+    first = server.complete(3, model="b", stream=True)
+    until(lambda: "position=1" in line(first))
+    second = server.complete(3, model="b", stream=True)
+    assert "position=2" in line(second)
+    # One that leaves gives up its place.
+    first.close()
+    until(lambda: "position=1" in line(second))
+    third = server.call(
+        "POST", "/v1/completions", {"prompt": "a", "model": "b", "stream": True}, headers={"x-request-id": "third"}
+    )
+    assert "position=2" in line(third)
+    assert server.ask("GET", "/v1/requests/third").json["position"] == 2
+    assert server.ask("DELETE", "/v1/requests/third").status == 200
+    cancelled = collect(third)
+    assert cancelled.error is not None
+    assert (cancelled.error["code"], cancelled.is_done) == ("cancelled", False)
+    # It comes, and the stream goes on as any other.
+    assert server.ask("POST", "/admin/models/a/unload").status == 202
+    for call in server._calls[:]:
+        if call is not second:
+            call.close()
+    told = collect(second)
+    assert (told.finish, told.is_done) == ("length", True)
+
+
+def test_a_stream_that_waits_for_its_model_in_vain_ends_with_the_error(start: Start, files: list[Path]) -> None:
+    server = used_up(start, files, hold_s=0.1)
+    told = collect(server.complete(3, model="b", stream=True, queue_timeout=0.6))
+    assert told.error is not None
+    assert (told.error["code"], told.is_done) == ("queue_timeout", False)
+    assert server.metrics()['lqs_refusals_total{reason="queue_timeout"}'] == 1
+    assert "outcome=queue_timeout" in server.log
