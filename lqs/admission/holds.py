@@ -43,12 +43,13 @@ class Holds:
         if self._fleet.try_have(served):
             request.models_held = (*request.models_held, served.index)
             return
-        waiting = self._waiting[served.index]
+        waiting, began_ns = self._waiting[served.index], time.monotonic_ns()
         waiting[id(request)] = request
         try:
             await self._wait(request, served)
         finally:
             del waiting[id(request)]
+        request.model_wait_ns += time.monotonic_ns() - began_ns
         request.models_held = (*request.models_held, served.index)
 
     async def _wait(self, request: Request, served: Served) -> None:

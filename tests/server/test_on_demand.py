@@ -130,6 +130,9 @@ def test_a_stream_that_waits_for_its_model_opens_and_tells_its_place(start: Star
             call.close()
     told = collect(second)
     assert (told.finish, told.is_done) == ("length", True)
+    # It waited for memory, not for a device slot: no alert may take that for a load that is too high.
+    waited = server.metric("vllm:request_queue_time_seconds_sum"), server.metric("lqs_lane_queue_wait_seconds_total")
+    assert waited[0] - waited[1] > 0.1
 
 
 def test_a_stream_that_waits_for_its_model_in_vain_ends_with_the_error(start: Start, files: list[Path]) -> None:
