@@ -19,6 +19,7 @@ from lqs.commands.model_lines import memory_lines, model_lines
 from lqs.config import Config, is_loopback
 from lqs.engine import plan as planning
 from lqs.engine.backends import has_cuda
+from lqs.engine.budget import check_budget
 from lqs.engine.catalog import Entry, catalog_of, check_all, plan_all
 from lqs.engine.plan import Machine, Plan
 from lqs.engine.store import Store, store_folder
@@ -128,6 +129,7 @@ def _verdict(config: Config, entries: Sequence[Entry], plans: Sequence[Plan], nu
     """The exit code, and a line for what stands in the way."""
     try:
         check_all(entries, plans)
+        check_budget(entries, plans)
     except StartError as error:
         print(error)
         return error.exit_code

@@ -124,6 +124,8 @@ class Served:
     def prepare(self, plan: Plan) -> None:
         """What is known once the weights are there: limits and the chat template."""
         self.n_ctx = plan.request_tokens_max
+        # The file may be another one than in its life before.
+        self.template = self.template_error = None
         try:
             self.template = self._make_template()
         except TemplateInvalid as error:

@@ -353,6 +353,45 @@ def test_nothing_under_a_thread_that_does_not_end_is_freed(path: Path, kind: str
     bad.ended.set()
 
 
+@pytest.mark.parametrize("kind", ["parked", "hung"])
+def test_who_died_in_one_life_of_a_model_keeps_the_weights_of_that_life_only(path: Path, kind: str) -> None:
+    house = House(path)
+    house.models.load_residents()
+    bad = house.workers[0]
+    bad.is_parked, bad.hangs = kind == "parked", kind == "hung"
+    assert not house.models.leave(house.served, 0.05)
+    for life in range(1, 4):
+        house.models.load_one(house.served)
+        assert house.models.leave(house.served, 5)
+        assert house.fakes[life].calls == ["load", "close"]
+    assert house.fakes[0].calls == ["load"]
+    assert not house.models.close(0.05)
+    if kind == "hung":
+        # It wakes up after all: whoever leaves next frees what it stood in.
+        bad.ended.set()
+        until = time.monotonic() + 10
+        while not house.models.close(0.05):
+            assert time.monotonic() < until
+        assert house.fakes[0].calls == ["load", "close"]
+
+
+def test_a_file_that_has_changed_brings_its_own_template(path: Path) -> None:
+    house = House(path)
+    house.changes = {"chat_template": "{% for"}
+    house.models.load_residents()
+    assert house.served.template_error
+    assert house.models.leave(house.served, 5)
+    house.changes = {}
+    house.models.load_one(house.served)
+    assert house.served.template is not None
+    assert house.served.meta()["chat_template"] == "ok"
+    assert house.models.leave(house.served, 5)
+    house.changes = {"chat_template": "{% for"}
+    house.models.load_one(house.served)
+    assert house.served.template is None
+    assert house.models.close(5)
+
+
 def test_a_slot_that_was_never_started_is_closed_too() -> None:
     worker = FakeWorker()
     assert Slot("cpu:0", worker, 1, 0).close(0)
