@@ -38,7 +38,10 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         int,
         key("Threads of a CPU device slot; 0: its share of the cores.", "threads", ge=0, le=512),
     ] = 0
-    parallel: Annotated[int, key("Sequences per device slot.", "sequences", ge=1, le=256)] = 32
+    parallel: Annotated[
+        int,
+        key("Sequences per device slot; fewer where memory is short: one for 256 tokens.", "sequences", ge=1, le=256),
+    ] = 32
     urgent_sequences: Annotated[
         int,
         key("Beside those: for requests of a better class than one that runs.", "sequences", ge=0, le=255),

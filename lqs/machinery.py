@@ -12,6 +12,7 @@ from lqs.cards import Cards
 from lqs.config import Config
 from lqs.engine import library
 from lqs.engine import plan as planning
+from lqs.engine.budget import check_budget, room_of
 from lqs.engine.catalog import Entry, check_all, plan_all
 from lqs.engine.drill import Break, lost_cards
 from lqs.engine.keeper import Keeper
@@ -55,6 +56,7 @@ def make_machinery(
     library.start(verbose=config.log.level == "debug")
     plans = plan_all(entries, cards.machine(library.gpu_places))
     check_all(entries, plans)
+    check_budget(entries, plans)
     loader = Loader(
         scheduler,
         make_model=library.Model,
@@ -67,7 +69,7 @@ def make_machinery(
     models = Models(config, entries, plans, scheduler, loader)
     cards.watch(scheduler, lambda: models.slots)
     fleet = _make_fleet(config, models, plans, cards, log)
-    models.when_there(fleet.came)
+    models.when_there(fleet.came, fleet.loaded)
     keeper = Keeper(config, models, scheduler, log, lost_cards=lambda: cards.lost() | lost_cards(drill, models.slots))
     for remark in remarks_on(entries, plans):
         log.warning(remark)
@@ -82,5 +84,5 @@ def _make_fleet(config: Config, models: Models, plans: Sequence[Plan], cards: Ca
         machine = replace(planning.probe_machine(), survey=survey.seen_anew(cards.refresh()))
         return make_plan(served.whole_config, served.path, machine)
 
-    room = {pool: free for each in plans for pool, free in each.all_room.items() if free is not None}
-    return Fleet(config, models, make_residents(config, models, room), in_thread=in_thread, plan=plan, log=log)
+    residents = make_residents(config, models, room_of(config, plans))
+    return Fleet(config, models, residents, in_thread=in_thread, plan=plan, log=log)

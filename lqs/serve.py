@@ -39,7 +39,8 @@ from lqs.observe.alerts import Alerts, Switch
 from lqs.observe.door import door_log
 from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
-from lqs.process import Hangup, in_thread, leave, raise_file_limit, run_with_signals
+from lqs.parent import has_supervisor
+from lqs.process import Hangup, in_thread, leave, place_of, raise_file_limit, run_with_signals
 from lqs.reload import Reloader
 from lqs.scheduling.core import make_door, make_scheduler
 from lqs.scheduling.desk import Desk
@@ -107,6 +108,10 @@ class Server:
         watch = asyncio.create_task(self._watch())
         try:
             return await self._live(listening)
+        except Exception as error:
+            # Nothing foresees it; threads, sockets and models are closed all the same.
+            self._log.error("failed, please report it", reason=place_of(error))
+            return 1
         finally:
             watch.cancel()
             await self._close()
@@ -227,7 +232,7 @@ def build(
     keys = KeyRing(config)
     check_exposure(config, keys.num_keys)
     entries = catalog_of(config, Store(store_folder(environ)))
-    log = Log(config.log)
+    log = Log(config.log, pid=os.getpid() if has_supervisor(environ) else None)
     scheduler = make_scheduler(config, keys.weights())
     made = make_machinery(config, entries, scheduler, log, drill)
     models = made.models

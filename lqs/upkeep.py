@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from lqs.observe.log import Log
+from lqs.process import place_of
 
 T = TypeVar("T")
 
@@ -37,10 +36,7 @@ class Upkeep(Generic[T]):
         if name in self._failing:
             return
         self._failing.add(name)
-        # The place and the kind: a message may quote anything.
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        at = f"{Path(place.filename).name}:{place.lineno}"
-        self._log.error("unexpected error", looking_after=name, error=type(error).__name__, at=at)
+        self._log.error("unexpected error", looking_after=name, reason=place_of(error))
 
     def _did_well(self, name: str) -> None:
         if name in self._failing:

@@ -62,6 +62,7 @@ def test_whether_both_run_at_once_is_set_or_follows_the_memory(overlap: bool | N
 
 
 def test_without_room_for_two_the_next_one_starts_when_the_old_one_has_ended() -> None:
+    """B49: what is waited for is the end of its process, with which its memory is free, and no figure of a card."""
     scene = Scene(overlap=False).served()
     scene.line.restart(0)
     assert scene.sent == [(1, signal.SIGUSR1)]
@@ -99,6 +100,30 @@ def test_a_second_restart_waits_for_the_first() -> None:
     assert scene.num_started == 2
 
 
+def test_the_memory_of_one_that_does_not_end_is_waited_for_until_the_limit_and_no_longer() -> None:
+    """B49: it is killed then, and the next one begins as soon as its process is gone."""
+    scene = Scene(overlap=False).served()
+    scene.line.restart(0)
+    assert scene.line.due_s() == LEAVE_S
+    scene.line.tend(LEAVE_S)
+    assert scene.sent == [(1, signal.SIGUSR1), (1, signal.SIGKILL)]
+    assert scene.num_started == 1
+    scene.line.ended(1, -signal.SIGKILL, LEAVE_S)
+    assert scene.num_started == 2
+
+
+def test_one_that_crashed_while_its_memory_was_waited_for_is_followed_at_once() -> None:
+    """B49: its memory is free already."""
+    scene = Scene(overlap=False).served()
+    scene.line.restart(0)
+    scene.line.ended(1, -signal.SIGSEGV, 1)
+    assert scene.num_started == 2
+    scene.line.tend(2 * LEAVE_S)
+    assert scene.sent == [(1, signal.SIGUSR1)]
+    scene.ready(2)
+    assert scene.line.is_ready
+
+
 def test_an_old_server_that_does_not_end_is_killed_once() -> None:
     scene = Scene().served()
     scene.line.restart(0)
@@ -115,6 +140,7 @@ def test_an_old_server_that_does_not_end_is_killed_once() -> None:
 
 
 def test_a_crash_starts_it_again_later_each_time_and_in_the_end_no_more() -> None:
+    """B49: nobody waits for the memory of a process that is gone; only crash after crash waits longer."""
     scene = Scene().served()
     now_s = 0.0
     for number, wait_s in enumerate((1, 2, 3), start=1):

@@ -22,7 +22,7 @@ def test_one_that_fails_is_told_once_and_the_others_go_on() -> None:
     assert seen == [1, 2]
     (line,) = text.getvalue().splitlines()
     assert "unexpected error" in line
-    assert "looking_after=first error=ValueError at=test_upkeep.py:" in line
+    assert 'looking_after=first reason="ValueError in breaks, test_upkeep.py:' in line
     assert "secret" not in line
     is_broken = False
     upkeep.look(3)

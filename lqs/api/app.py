@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lqs.api.admin import AlertList
+from lqs.api.admin_keys import admin_key_routes
 from lqs.api.admin_models import admin_model_routes
 from lqs.api.chat import Chat
 from lqs.api.completions import Completions
@@ -77,6 +78,7 @@ def routes(services: Services) -> list[BaseRoute]:
         Route("/readyz", Readyz(services), methods=["GET"]),
         Route("/health", Health(services), methods=["GET"]),
         *admin_model_routes(services),
+        *admin_key_routes(services),
         Route("/admin/alerts", AlertList(services), methods=["GET"]),
         *_admin_routes(services),
         Route("/metrics", MetricsPage(services), methods=["GET"]),

@@ -19,6 +19,7 @@ from lqs.commands.model_lines import memory_lines, model_lines
 from lqs.config import Config, is_loopback
 from lqs.engine import plan as planning
 from lqs.engine.backends import has_cuda
+from lqs.engine.budget import check_budget
 from lqs.engine.catalog import Entry, catalog_of, check_all, plan_all
 from lqs.engine.plan import Machine, Plan
 from lqs.engine.remarks import remarks_on
@@ -109,7 +110,7 @@ def _proposals(
         yield "proposals  none: nothing is measured here yet; `lqs check --calibrate` does it, in a minute or so"
         return
     measured = (calibration.threads, calibration.devices, calibration.shape.num_sequences, calibration.shape.kv_tokens)
-    if measured != (plan.threads, len(plan.devices), config.engine.parallel, plan.kv_tokens):
+    if measured != (plan.threads, len(plan.devices), plan.slots[0].num_sequences, plan.kv_tokens):
         yield "measured   with other threads, device slots, sequences or KV than these; calibrate again"
     cost = calibration.cost
     yield (
@@ -129,6 +130,7 @@ def _verdict(config: Config, entries: Sequence[Entry], plans: Sequence[Plan], nu
     """The exit code, and a line for what stands in the way."""
     try:
         check_all(entries, plans)
+        check_budget(entries, plans)
     except StartError as error:
         print(error)
         return error.exit_code
@@ -179,7 +181,7 @@ def _default_length(config: Config, plan: Plan) -> Iterator[str]:
     """A line if requests that name no max_tokens are promised so much that they cannot fill the sequences."""
     if config.engine.grows_kv:
         return
-    model, parallel = config.model, config.engine.parallel
+    model, parallel = config.model, plan.slots[0].num_sequences
     bounds = [bound for bound in (model.default_max_tokens, model.max_tokens_max) if bound]
     promised = min(plan.request_tokens_max, *bounds) if bounds else plan.request_tokens_max
     at_once = plan.kv_tokens // promised if config.engine.kv_unified else parallel

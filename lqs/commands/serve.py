@@ -28,8 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep the listening socket in a small parent that starts the server again when it dies, "
         "and replaces it without a lost request on SIGUSR2 or `lqs drain --restart`",
     )
-    # For drills only, so the help does not offer it.
-    parser.add_argument("--chaos", default="", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--chaos", default="", metavar="DRILL", help="break device slots on purpose, for drills: see docs/devices.md"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

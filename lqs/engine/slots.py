@@ -12,6 +12,7 @@ the cores and the weights of the machine; each has a context, and so a KV budget
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,6 +28,7 @@ from lqs.engine.routing import Routing
 from lqs.engine.seats import Seats
 from lqs.engine.served import Served
 from lqs.engine.slot import NoWorker, Slot
+from lqs.engine.weights import weights_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,6 +54,7 @@ class Models:
         self._entries = entries
         self._is_starting = True
         self._came: Callable[[Served], None] = lambda served: None
+        self._loaded: Callable[[Served], None] = lambda served: None
         self._scheduler = scheduler
         self._loader = loader
         self._served = {
@@ -66,8 +69,8 @@ class Models:
             self._seats.take(served, plan)
         loader.check_drill(len(self._seats))
         self._anew = Anew()
-        # Weights that somebody may still stand in.
-        self._kept: list[Model] = []
+        # Weights of earlier lives with the dead device slots that a thread may stand in, by model.
+        self._kept: defaultdict[str, list[tuple[Model, list[Slot]]]] = defaultdict(list)
 
     @property
     def path(self) -> Path:
@@ -94,9 +97,9 @@ class Models:
         """All device slots of models that are there."""
         return (slot for served in list(self._served.values()) if not served.is_absent for slot in list(served.slots))
 
-    def when_there(self, came: Callable[[Served], None]) -> None:
-        """Have `came` called for each model as the first of its device slots takes work, while the server starts."""
-        self._came = came
+    def when_there(self, came: Callable[[Served], None], loaded: Callable[[Served], None]) -> None:
+        """While the server starts: `came` is called as a model's first device slot takes work, `loaded` at last."""
+        self._came, self._loaded = came, loaded
 
     def names(self) -> list[str]:
         """The names of all models."""
@@ -135,6 +138,7 @@ class Models:
         residents = [served for served in self._served.values() if not served.is_on_demand]
         for served in residents:
             self.load_one(served, tell)
+            tell(partial(self._loaded, served))
         tell(self._end_start)
         return self._plans[next(iter(self._served))]
 
@@ -227,22 +231,27 @@ class Models:
         """Stop every worker, then free contexts and weights; False if a thread did not end."""
         # What does not end keeps nobody else from being closed.
         have_left = [self.leave(served, limit_s) for served in reversed(self._served.values())]
-        return all(have_left) and not self._kept
+        return all(have_left) and not any(self._kept.values())
 
     def _free(self, served: Served) -> bool:
-        """Free a model's weights, where nobody stands in them."""
-        weights, served.weights = list(served.weights.values()), {}
-        stuck = [slot for slot in self._anew.left(served) if not slot.close(0)]
-        kept = [model for model in weights if stuck or not model.close()]
-        self._kept += kept
-        return not kept
+        """Free a model's weights, also of its earlier lives, but for those that somebody stands in.
+
+        Each life had its own, so who died in one keeps none of another. False if any of this one are kept.
+        """
+        weights, served.weights = served.weights, {}
+        left, seats = self._anew.pop_left(served), self._seats.of(served)
+        stands_in = {where: [slot for slot in left if weights_of(seats[slot.place]) == where] for where in weights}
+        kept = [(model, slots) for model, slots in self._kept[served.name] if not _free_one(model, slots)]
+        new = [(weights[where], slots) for where, slots in stands_in.items() if not _free_one(weights[where], slots)]
+        self._kept[served.name] = kept + new
+        return not new
 
     def _end_start(self) -> None:
         self._is_starting = False
 
     def _can_serve(self, name: str) -> bool:
         served = self._served[name]
-        return served.has_healthy_device or (served.is_on_demand and served.is_absent)
+        return served.has_healthy_device or (served.is_on_demand and served.is_loading)
 
     def _served_of(self, slot: Slot) -> Served:
         """The model that a device slot is for."""
@@ -256,7 +265,8 @@ class Models:
         self._start(slot)
         served.fit(self._plans[served.name])
         is_first, served.is_loading, served.is_absent = served.is_loading, False, False
-        if self._is_starting and is_first:
+        # One on demand is there when all of it is, whenever it comes.
+        if is_first and self._is_starting and not served.is_on_demand:
             self._came(served)
 
     def _start(self, slot: Slot) -> None:
@@ -264,3 +274,10 @@ class Models:
         slot.start()
         self._scheduler.set_stall(slot.number, slot.stall_ns(self._config.engine.stall_s))
         self._scheduler.rest_slot(slot.number, False)
+
+
+def _free_one(model: Model, slots: Sequence[Slot]) -> bool:
+    """Free these weights, unless one of the dead device slots may still stand in them."""
+    # All of them: one that hung may have come to its end by now.
+    are_closed = [slot.close(0) for slot in slots]
+    return all(are_closed) and model.close()

@@ -21,7 +21,9 @@ _FIELD_CHARS_MAX = 256
 
 
 class Log:
-    """Writes one line per event to a stream. A stream that is gone is ignored, the server goes on.
+    """Writes one line per event to a stream, with `pid` where several processes write to it.
+
+    A stream that is gone is ignored, the server goes on.
 
     Owner: the event loop; single lines may come from other threads too.
     """
@@ -31,12 +33,14 @@ class Log:
         config: LogConfig,
         stream: TextIO | None = None,
         now_s: Callable[[], float] = time.time,
+        pid: int | None = None,
     ) -> None:
         self._is_json = config.format == "json"
         self._level = _LEVELS[config.level]
         self._has_access = config.access
         self._stream = stream or sys.stderr
         self._now_s = now_s
+        self._always = {} if pid is None else {"pid": pid}
 
     def debug(self, event: str, **fields: Any) -> None:
         """For the developer."""
@@ -86,6 +90,7 @@ class Log:
     def _write(self, level: str, event: str, fields: dict[str, Any]) -> None:
         if _LEVELS[level] < self._level:
             return
+        fields = {**fields, **self._always}
         line = self._json(level, event, fields) if self._is_json else _text(level, event, fields)
         try:
             self._stream.write(line)

@@ -57,14 +57,24 @@ class Survey:
     numbering: Numbering
 
     def groups(self, names: Sequence[str]) -> tuple[Group, ...]:
-        """The device slots that names mean. Raises ConfigError, DeviceError; see `resolve`."""
+        """The device slots that names mean. See `resolve`.
+
+        Raises ConfigError, and DeviceError with all that cannot be had.
+        """
         groups: list[Group] = []
+        absent: list[str] = []
         for name in names:
             parts = name.split(_JOINT)
             if len(parts) > 1 and not all(part.startswith(Kind.CUDA) for part in parts if part):
                 raise ConfigError(f"engine.devices: {name!r}: a model can be split over GPUs only, each named.")
-            devices = resolve(parts, self.snapshot, self.numbering)
+            try:
+                devices = resolve(parts, self.snapshot, self.numbering)
+            except DeviceError as error:
+                absent.append(str(error))
+                continue
             groups += [Group(devices)] if len(parts) > 1 else [Group((device,)) for device in devices]
+        if absent:
+            raise DeviceError(" ".join(dict.fromkeys(absent)))
         used = [device for group in groups for device in group.devices]
         for device in used:
             if used.count(device) > 1:

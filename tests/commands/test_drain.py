@@ -47,7 +47,7 @@ def test_a_device_slot_is_drained_and_shown(
 
 def test_a_wait_asks_again_until_all_are_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     half = said({"data": [slot("drained"), slot("draining")]})
-    script = Script(half, said({"data": [slot("drained"), slot("dead")]}))
+    script = Script(half, said({"data": [slot("drained"), slot("dead"), slot("quarantined"), slot("backoff")]}))
     assert run(monkeypatch, script, "--model", "a/b", "--wait") == 0
     assert paths(script) == ["POST /admin/models/a/b/drain?wait=20.000"] * 2
 

@@ -88,3 +88,10 @@ def test_the_http_servers_own_lines_come_without_tracebacks() -> None:
     assert 'debug   http message="odd bytes\\\\n"' in text
     assert "error=ValueError" in text
     assert "PROMPT9" not in text
+
+
+def test_where_several_processes_write_each_line_has_its_number() -> None:
+    text = io.StringIO()
+    Log(LogConfig(), text, pid=7).info("ready", port=1)
+    Log(LogConfig(), text).info("ready", port=1)
+    assert text.getvalue() == "info    ready port=1 pid=7\ninfo    ready port=1\n"

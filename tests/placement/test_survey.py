@@ -83,3 +83,10 @@ def test_later_figures_are_of_the_same_cards_under_the_same_numbers() -> None:
     lost = Snapshot(3, "", "570", (Gpu(uuid="GPU-c", state=GpuState.FAILED, reason="it fell off the bus"),))
     with pytest.raises(DeviceError, match="GPU-c cannot be used: it fell off the bus"):
         now_of(group, lost)
+
+
+def test_every_device_that_is_not_there_is_named() -> None:
+    with pytest.raises(DeviceError, match=r"cuda:7: there is no such GPU.*cuda:GPU-x: there is no such GPU"):
+        survey().groups(["cuda:7", "cuda:0", "cuda:GPU-x", "cpu:0"])
+    with pytest.raises(DeviceError, match=r"cuda:0: no GPU can be used.*cuda:1: no GPU can be used"):
+        no_gpus().groups(["cuda:0", "cuda:1"])

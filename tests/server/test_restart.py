@@ -104,6 +104,8 @@ def test_a_restart_under_load_loses_no_request(start: Start, tiny: Path, mode: s
     num_before = sum(load.came.values())
     until(lambda: sum(load.came.values()) > num_before + 20)
     assert set(load.end()) == {200}, server.tail
+    # The lines of the old one and of the new one can be told apart.
+    assert {line.endswith(f"pid={old}") for line in server.log.splitlines() if "handing over" in line} == {True}
     # What ran there when it was replaced ran to its end there.
     assert list(events)[-1] == "[DONE]"
     assert child_of(server) != old
@@ -112,6 +114,7 @@ def test_a_restart_under_load_loses_no_request(start: Start, tiny: Path, mode: s
 
 
 def test_a_server_that_is_killed_is_started_again_and_who_connects_meanwhile_waits(start: Start, tiny: Path) -> None:
+    """B49: what it took is free when its process is gone, so the next one loads at once."""
     server = start(tiny, "--supervise", config=CONFIG.format(mode="auto"))
     old = child_of(server)
     os.kill(old, signal.SIGKILL)
