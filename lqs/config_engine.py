@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from lqs.describe import key
+from lqs.describe import CORES, key
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -21,7 +21,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = ("auto",)
     cores: Annotated[
-        tuple[Annotated[str, Meta(pattern="^[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*$")], ...],
+        tuple[Annotated[str, Meta(pattern=CORES)], ...],
         key("Cores of cpu:0, cpu:1, ...: 0-3, 4,6; empty: all, shared.", min_length=0, max_length=64),
     ] = ()
     memory_mb: Annotated[

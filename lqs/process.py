@@ -22,7 +22,7 @@ class Stoppable(Protocol):
     async def run(self) -> int: ...
     def stop(self) -> None: ...
     def hand_over(self) -> None: ...
-    def reload(self) -> str | None: ...
+    def reload(self) -> object: ...
 
 
 class Hangup:
@@ -88,6 +88,8 @@ async def run_with_signals(server: Stoppable, hangup: Hangup | None = None) -> i
         loop.add_signal_handler(number, ask)
     loop.add_signal_handler(signal.SIGHUP, server.reload)
     loop.add_signal_handler(signal.SIGUSR1, server.hand_over)
+    # A supervisor has them wait until there is somebody to heed them.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
     if hangup is not None and hangup.was_asked:
         server.reload()
     try:

@@ -22,6 +22,7 @@ from lqs.engine.backends import has_cuda
 from lqs.engine.budget import check_budget
 from lqs.engine.catalog import Entry, catalog_of, check_all, plan_all
 from lqs.engine.plan import Machine, Plan
+from lqs.engine.remarks import remarks_on
 from lqs.engine.store import Store, store_folder
 from lqs.errors import ConfigError, StartError
 from lqs.placement.cuda import pin_order
@@ -157,6 +158,8 @@ def report(config: Config, entries: Sequence[Entry], plans: Sequence[Plan], num_
     yield f"keys       {num_keys or _who_without_keys(config)}"
     for number, (name, limit) in enumerate(config.limits.items()):
         yield f"{'' if number else 'limits':11}{name}: {in_short(limit)}"
+    for remark in remarks_on(entries, plans):
+        yield f"remark     {remark}"
 
 
 def _promise(config: Config) -> str:

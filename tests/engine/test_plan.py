@@ -200,6 +200,12 @@ def test_a_group_of_cores_has_its_cores_and_a_memory_of_its_own(model: Path) -> 
         make_plan(load(None, None, flags | {"engine.cores": ["9999"]}), model, BIG)
 
 
+def test_cores_that_are_not_there_are_all_named() -> None:
+    with pytest.raises(ConfigError, match=r"this process has not core 9000-9011,9020\.$"):
+        cores.cores_of(["9000-9011,9020"], 0)
+    assert cores.in_ranges({0, 1, 2, 5, 7, 8}) == "0-2,5,7-8"
+
+
 @pytest.mark.parametrize("bounds", [[2], [0, 2]])
 def test_a_context_that_was_set_by_hand_must_keep_to_the_memory_of_its_cores(model: Path, bounds: list[int]) -> None:
     flags = {"engine.devices": ["cpu:0", "cpu:1"], "engine.memory_mb": bounds}
