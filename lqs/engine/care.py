@@ -45,6 +45,9 @@ class Standing(NamedTuple):
         return slot.state if self.stage is Stage.SOUND else self.stage.value
 
 
+SOUND = Standing(Stage.SOUND)
+
+
 class Opens(Protocol):
     """What opens device slots anew; see `Models`."""
 

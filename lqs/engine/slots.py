@@ -24,7 +24,7 @@ from lqs.engine.loading import Loader
 from lqs.engine.opening import Seat
 from lqs.engine.plan import Plan
 from lqs.engine.routing import Routing
-from lqs.engine.seats import Seats
+from lqs.engine.seats import Orders, Seats
 from lqs.engine.served import Served
 from lqs.engine.slot import NoWorker, Slot
 
@@ -98,6 +98,12 @@ class Models:
         """Have `came` called for each model as the first of its device slots takes work, while the server starts."""
         self._came = came
 
+    def obey(self, orders: Orders) -> None:
+        """Heed what an operator has said of device slots, whatever becomes of these."""
+        self._seats.orders = orders
+        for served in self._served.values():
+            served.is_closed = partial(orders.is_closed, served.index)
+
     def names(self) -> list[str]:
         """The names of all models."""
         return list(self._served)
@@ -110,6 +116,10 @@ class Models:
         """Raises ConfigError for a limit of a model that is not served."""
         check_limits(config, self._entries)
 
+    def seats_of(self, served: Served) -> list[Seat]:
+        """Its device slots, there or not, by their places in the core."""
+        return self._seats.of(served)
+
     def plan_of(self, served: Served) -> Plan:
         """What is planned for a model."""
         return self._plans[served.name]
@@ -118,6 +128,10 @@ class Models:
         """The model of that name; nobody's turn."""
         found = self._routing.find(name)
         return None if found is None else self._served[found]
+
+    def find_all(self, name: str) -> list[Served]:
+        """The model of that name, or all versions that are behind it."""
+        return [self._served[found] for found in self._routing.all_of(name)]
 
     def route(self, name: str | None, version: str) -> Served | None:
         """The model that is to answer a request for that name, or for none: of several versions whose turn it is."""
@@ -194,7 +208,7 @@ class Models:
         served = self._served_of(slot)
         with self._anew.opening(served, number) as opened:
             plan = self._plans[served.name]
-            seat = Seat(number, slot.device, slot.place, plan.slots[slot.place])
+            seat = replace(self._seats.of(served)[slot.place], number=number, plan=plan.slots[slot.place])
             opened.append(self._loader.open_one(served, seat, plan))
         return opened[0]
 
@@ -219,6 +233,10 @@ class Models:
             for slot in self.slots
         }
 
+    def set_weight(self, slot: int, weight: float) -> None:
+        """Give a device slot, by its number for an operator, another weight. Raises ValueError."""
+        self._seats.set_weight(slot, weight)
+
     def set_weights(self, config: Config) -> None:
         """Give the device slots the weights of a config that was read again."""
         self._seats.set_weights(config)
@@ -242,7 +260,8 @@ class Models:
 
     def _can_serve(self, name: str) -> bool:
         served = self._served[name]
-        return served.has_healthy_device or (served.is_on_demand and served.is_absent)
+        is_there = served.has_healthy_device or (served.is_on_demand and served.is_absent)
+        return is_there and not served.is_closed()
 
     def _served_of(self, slot: Slot) -> Served:
         """The model that a device slot is for."""
