@@ -263,6 +263,7 @@ def build(
     desk = Desk(scheduler, metrics, door=make_door(config), outlook=outlook, body=body, prefixes=past, on_door=on_door)
     prompts = Prompts(config.prompts)
     gate = Gate(config, desk=desk, models=models, prompts=prompts, limits=limits, fleet=made.fleet)
+    models.obey(gate.drains)
     actions = make_actions(lambda: gate.config, tighten=tighten, degrade=gate.degrader.force, desk=desk)
     alerts = Alerts(config.alerts, log, actions)
     services = Services(

@@ -627,6 +627,11 @@ cdef class Scheduler:
             better += load_relaxed(&lane[level].num_waiting)
         return 1 + better + num_ahead(&lane[entry.level], entry.rank)
 
+    def is_lost(self, uint64_t handle):
+        """Whether it ran on a device slot that died, and waits to go on at another."""
+        cdef Entry* entry = self.live(handle)
+        return entry != NULL and load_relaxed32(&entry.state) == AGAIN
+
     def num_waiting(self, uint32_t level):
         """How many of this class wait, those in the submit ring not counted."""
         self.check_level(level)

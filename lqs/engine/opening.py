@@ -23,6 +23,7 @@ class Seat:
     device: str  # Its name, with that of the model where the model is not the first.
     place: int  # Among those of its model.
     plan: SlotPlan
+    slot: int  # The device slot's number for an operator: that of its first seat.
 
 
 class Opening:

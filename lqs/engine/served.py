@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,7 @@ class Served:
         self.is_absent = config.model.on_demand
         self.is_on_demand = config.model.on_demand
         self.weights: dict[str, Model] = {}  # By where they lie: all that are to be freed in the end.
+        self.is_closed: Callable[[], bool] = lambda: False  # By an operator.
         self._stall_s = config.engine.stall_s
         self._model: Model | None = None
         self._load_began_ns = time.monotonic_ns()
@@ -81,9 +83,11 @@ class Served:
 
     @property
     def state(self) -> str:
-        """absent, loading, ready or failed."""
+        """absent, loading, drained, ready or failed."""
         if self.is_loading:
             return "absent" if self.is_absent else "loading"
+        if self.is_closed():
+            return "drained"
         return "ready" if self.has_healthy_device else "failed"
 
     @property

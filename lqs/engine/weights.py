@@ -1,4 +1,4 @@
-"""Loads the weights of a model to where its device slots have them.
+"""Loads the weights of a model to where its device slots have them, and frees them.
 
 Once for all CPU device slots, which share the mapped file; once for each group of GPUs. The first are read from
 the disk. The system keeps the file then, so those on further GPUs load at the same time.
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from lqs.engine.opening import Seat
 from lqs.engine.served import Served
+from lqs.engine.slot import Slot
 from lqs.errors import StartError
 from lqs.observe.log import Log
 
@@ -53,6 +54,13 @@ def load_weights(served: Served, seats: Sequence[Seat], make_model: Callable[[Pa
     if errors:
         raise errors[0]
     served.weights = weights
+
+
+def free_weights(model: Model, slots: Sequence[Slot]) -> bool:
+    """Free these weights, unless one of the dead device slots may still stand in them."""
+    # All of them: one that hung may have come to its end by now.
+    are_closed = [slot.close(0) for slot in slots]
+    return all(are_closed) and model.close()
 
 
 def _load_onto(model: Model, seat: Seat) -> None:

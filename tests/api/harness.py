@@ -25,6 +25,7 @@ from lqs.api.app import Services, create_app
 from lqs.api.services import Control, Reloaded
 from lqs.config import Config
 from lqs.engine.keeper import Keeper
+from lqs.engine.opening import Seat
 from lqs.engine.residents import Resident, Residents
 from lqs.engine.slot import Slot
 from lqs.engine.template import ChatTemplate
@@ -116,6 +117,8 @@ class House:
             names=lambda: ["M"], find={"M": self.served}.get, is_loading=False, has_healthy_device=True,
             fallback_of=lambda served: None, all=lambda: [self.served],
             route=lambda name, version: None if version else {"M": self.served}.get(name or "M"),
+            find_all=lambda name: [self.served] if name == "M" else [],
+            seats_of=lambda served: [Seat(0, "cpu:0", 0, SimpleNamespace(group="cpu:0"), 0)],
         )  # fmt: skip
         self.fleet = the_fleet(self.config, self.models, Log(self.config.log, io.StringIO()))
         self.log_text = io.StringIO()
@@ -139,7 +142,7 @@ class House:
             snapshot=lambda: {"num_steps": 7, "step_ns": 0},
         )  # fmt: skip
         self.served.slots.append(Slot("cpu:0", self.worker, 100_000, self.slot))  # type: ignore[arg-type]
-        self.models.slots = self.served.slots
+        self.models.slots, self.models.set_weight = self.served.slots, scheduler.set_weight
         self.keeper = Keeper(self.config, self.models, scheduler, log)  # type: ignore[arg-type]
         self.asked: list[str] = []  # Of the process.
         self.reload_problem = ""

@@ -59,7 +59,9 @@ def test_a_drain_lets_nobody_in_and_an_undrain_does_again(name: str):
         assert (shown["state"], shown["held_by"], shown["running"]) == ("draining", ["operator"], 1)
         refused = await house.ask("POST", "/v1/chat/completions", HI)
         assert (refused.status, refused.headers["x-lqs-reason"]) == (503, "draining")
-        assert 1 <= int(refused.headers["retry-after"]) <= 38
+        assert "An operator has drained the model" in refused.error["message"]
+        assert 30 <= int(refused.headers["retry-after"]) <= 38
+        assert "All models are drained" in (await house.ask("GET", "/health")).json["error"]["message"]
         assert (await house.ask("GET", "/readyz")).json == {"status": "draining"}
         house.finish(handle)
         assert (await running.done()).status == 200
@@ -160,6 +162,7 @@ async def test_a_device_slot_gets_another_weight():
     house = House()
     shown = await posted(house, "/admin/devices/0/weight", {"weight": 2.5})
     assert shown["weight"] == 2.5
+    assert "device slot has another weight slot=0 model=M weight=2.5" in house.log_text.getvalue()
     for body, param in (
         ({"weight": 0}, "weight"),
         ({"weight": 1e7}, "weight"),

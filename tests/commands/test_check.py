@@ -69,6 +69,21 @@ def test_a_context_beyond_the_memory_of_its_cores_fails(
     assert main(["check", model, "--config", str(config)]) == 0
 
 
+def test_fewer_sequences_for_want_of_memory_are_told_with_the_reason(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "lqs.toml"
+    config.write_text('engine.devices = ["cpu:0", "cpu:1"]\nengine.memory_mb = [0, 2]\n')
+    assert main(["check", model, "--config", str(config)]) == 0
+    text = capsys.readouterr().out
+    (told,) = [line for line in text.splitlines() if "instead of 32" in line]
+    num, kv_tokens = map(int, re.findall(r"cpu:1: (\d+) sequences .* memory for (\d+) tokens", told)[0])
+    assert 1 <= num == kv_tokens // 256 < 32
+    assert f"sequences  cpu:0 32, cpu:1 {num}, {32 + num} in all" in text
+    assert main(["check", model, "--ctx", "512"]) == 0
+    assert "sequences  32 per device slot, 32 in all" in capsys.readouterr().out
+
+
 def test_what_is_allowed_and_hardly_meant_is_remarked(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,21 +103,6 @@ def test_what_is_allowed_and_hardly_meant_is_remarked(
     config.write_text('[engine]\nctx = 512\ndevices = ["cpu:0"]\n' + tables.replace("share = 0", "", 1))
     assert main(["check", "--config", str(config)]) == 0
     assert "remark" not in capsys.readouterr().out
-
-
-def test_fewer_sequences_for_want_of_memory_are_told_with_the_reason(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = tmp_path / "lqs.toml"
-    config.write_text('engine.devices = ["cpu:0", "cpu:1"]\nengine.memory_mb = [0, 2]\n')
-    assert main(["check", model, "--config", str(config)]) == 0
-    text = capsys.readouterr().out
-    (told,) = [line for line in text.splitlines() if "instead of 32" in line]
-    num, kv_tokens = map(int, re.findall(r"cpu:1: (\d+) sequences .* memory for (\d+) tokens", told)[0])
-    assert 1 <= num == kv_tokens // 256 < 32
-    assert f"sequences  cpu:0 32, cpu:1 {num}, {32 + num} in all" in text
-    assert main(["check", model, "--ctx", "512"]) == 0
-    assert "sequences  32 per device slot, 32 in all" in capsys.readouterr().out
 
 
 def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
