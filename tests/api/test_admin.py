@@ -51,7 +51,8 @@ async def test_the_log_tells_what_an_admin_did_and_who_it_was(tmp_path):
     )  # fmt: skip
     for act in acts:
         assert (await house.ask("POST", act, {"weight": 2}, key="admin")).status < 300
-    lines = house.log_text.getvalue().splitlines()
+    written = house.log_text.getvalue().splitlines()
+    lines = [line for line in written if "device slot has another weight" not in line]
     assert len(lines) == len(acts)
     for act, line in zip(acts, lines, strict=True):
         assert f"an admin asks call={act} by={name} request_id=" in line
@@ -59,7 +60,7 @@ async def test_the_log_tells_what_an_admin_did_and_who_it_was(tmp_path):
     await house.ask("GET", "/admin/devices", key="admin")
     await house.ask("POST", "/admin/drain", key="plain")
     *_, asked, refused = house.log_text.getvalue().splitlines()
-    assert len(lines) + 2 == len(house.log_text.getvalue().splitlines())
+    assert len(written) + 2 == len(house.log_text.getvalue().splitlines())
     assert f"an admin asks call=/admin/devices/9/drain by={name}" in asked
     assert "an admin is refused call=/admin/devices/9/drain" in refused
     assert refused.endswith("code=device_not_found")
