@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from lqs.config_models import ModelConfig
 from lqs.engine.plan import Machine, Plan, check_fits, make_plan
 from lqs.engine.store import DEFAULT_MODEL, Store
 from lqs.engine.template import read_template
-from lqs.errors import ConfigError
+from lqs.errors import ConfigError, StartError
 
 # As many as the core's table holds.
 NUM_SLOTS_MAX = 64
@@ -22,12 +23,16 @@ NUM_SLOTS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A model: its name in requests, its file, and the config as it sees it. `fallback` is the name of another."""
+    """A model: its name in requests, its file, and the config as it sees it.
+
+    `fallback` is the name of another; `table` is where it stands in the config.
+    """
 
     name: str
     path: Path
     config: Config
     fallback: str = ""
+    table: str = "model"
 
     @property
     def model(self) -> ModelConfig:
@@ -43,8 +48,8 @@ def catalog_of(config: Config, store: Store) -> tuple[Entry, ...]:
         if own.name in {entry.name for entry in entries}:
             raise ConfigError("model.fallback: has the name of the model itself; give model.name another.")
         entries = [replace(entries[0], fallback=own.name), *entries[1:], own]
-    _check_names(config, entries)
-    entries = [_with_fallback(config, entry, entries) for entry in entries]
+    _check_names(entries)
+    entries = [_with_fallback(entry, entries) for entry in entries]
     check_limits(config, entries)
     return tuple(entries)
 
@@ -67,10 +72,12 @@ def plan_all(entries: Sequence[Entry], machine: Machine) -> tuple[Plan, ...]:
         later = residents[number + 1 :]
         kept = sum((least[other.name] for other in later), largest)
         sharing = 1 + sum(map(_is_automatic, later)) + any(map(_is_automatic, on_demand))
-        plans[entry.name] = make_plan(entry.config, entry.path, machine, taken=taken + kept, num_sharing=sharing)
+        with _in_its_words(entry):
+            plans[entry.name] = make_plan(entry.config, entry.path, machine, taken=taken + kept, num_sharing=sharing)
         taken += Counter(plans[entry.name].takes)
     for entry in on_demand:
-        plans[entry.name] = make_plan(entry.config, entry.path, machine, taken=taken)
+        with _in_its_words(entry):
+            plans[entry.name] = make_plan(entry.config, entry.path, machine, taken=taken)
     return tuple(plans[entry.name] for entry in entries)
 
 
@@ -87,7 +94,8 @@ def check_all(entries: Sequence[Entry], plans: Sequence[Plan]) -> None:
     if queue.total + num_sequences > queue.table_capacity:
         raise ConfigError(f"queue.table_capacity: must hold queue.total and all {num_sequences} sequences.")
     for entry, plan in zip(entries, plans, strict=True):
-        check_fits(entry.config, plan)
+        with _in_its_words(entry):
+            check_fits(entry.config, plan)
         if entry.model.chat_template:
             read_template(entry.model.chat_template)
 
@@ -113,7 +121,8 @@ def check_limits(config: Config, entries: Sequence[Entry]) -> None:
 def _entry(config: Config, model: ModelConfig, store: Store) -> Entry:
     path = store.resolve(model.path or DEFAULT_MODEL.name)
     name = model.name or path.name.removesuffix(".gguf")
-    return Entry(name, path, config_of(config, model), model.fallback)
+    table = f"models.{name}" if name in config.models else "model"
+    return Entry(name, path, config_of(config, model), model.fallback, table)
 
 
 def _own_fallback(config: Config, store: Store) -> Entry:
@@ -123,7 +132,7 @@ def _own_fallback(config: Config, store: Store) -> Entry:
     return Entry(path.name.removesuffix(".gguf"), path, config_of(config, model))
 
 
-def _check_names(config: Config, entries: Sequence[Entry]) -> None:
+def _check_names(entries: Sequence[Entry]) -> None:
     names = [entry.name for entry in entries]
     for name in names:
         if names.count(name) > 1:
@@ -132,24 +141,17 @@ def _check_names(config: Config, entries: Sequence[Entry]) -> None:
     for entry in entries:
         taken = [alias for alias in entry.model.aliases if alias in bases]
         if taken:
-            raise ConfigError(f"{_table_of(config, entry)}.aliases: {', '.join(taken)} is the name of a model.")
+            raise ConfigError(f"{entry.table}.aliases: {', '.join(taken)} is the name of a model.")
 
 
-def _with_fallback(config: Config, entry: Entry, entries: Sequence[Entry]) -> Entry:
+def _with_fallback(entry: Entry, entries: Sequence[Entry]) -> Entry:
     """The entry with the full name of its fallback. Raises ConfigError where it is not served."""
     if not entry.fallback:
         return entry
     found = next((each for each in entries if entry.fallback in _names_of(each)), None)
     if found is None or found.name == entry.name or found.model.on_demand:
-        raise ConfigError(
-            f"{_table_of(config, entry)}.fallback: {entry.fallback} is not another model that is there all the time."
-        )
+        raise ConfigError(f"{entry.table}.fallback: {entry.fallback} is not another model that is there all the time.")
     return replace(entry, fallback=found.name)
-
-
-def _table_of(config: Config, entry: Entry) -> str:
-    """Where in the file a model is."""
-    return f"models.{entry.name}" if entry.name in config.models else "model"
 
 
 def _names_of(entry: Entry) -> tuple[str, ...]:
@@ -163,7 +165,21 @@ def _is_automatic(entry: Entry) -> bool:
 
 def _least(entry: Entry, machine: Machine) -> Counter[str]:
     """What it takes at least, by pool."""
-    if entry.config.engine.ctx:
-        return Counter(make_plan(entry.config, entry.path, machine).takes)
-    engine = msgspec.structs.replace(entry.config.engine, ctx=CTX_MIN)
-    return Counter(make_plan(msgspec.structs.replace(entry.config, engine=engine), entry.path, machine).takes)
+    config = entry.config
+    if not config.engine.ctx:
+        config = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, ctx=CTX_MIN))
+    with _in_its_words(entry):
+        return Counter(make_plan(config, entry.path, machine).takes)
+
+
+@contextmanager
+def _in_its_words(entry: Entry) -> Iterator[None]:
+    """Have what is wrong named by the setting that it comes from, where the model has one of its own."""
+    try:
+        yield
+    except StartError as error:
+        text = str(error)
+        for key in ("devices", "ctx"):
+            if getattr(entry.model, key):
+                text = text.replace(f"engine.{key}", f"{entry.table}.{key}")
+        raise type(error)(text) from None

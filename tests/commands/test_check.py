@@ -105,6 +105,26 @@ def test_what_is_allowed_and_hardly_meant_is_remarked(
     assert "remark" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("keys", "code", "named"),
+    [
+        ('devices = ["tpu:0"]', 2, "models.b.devices: 'tpu:0' is not a device"),
+        ('devices = ["cpu:0", "cpu:0"]', 2, "models.b.devices: cpu:0 is there twice"),
+        ("ctx = 16777216", 1, "models.b.ctx 16777216 is too large here"),
+    ],
+)
+def test_what_is_wrong_with_one_of_several_models_is_named_by_its_table(
+    keys: str, code: int, named: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(plan, "probe_machine", lambda: plan.Machine(1, 1_000_000_000))
+    config = tmp_path / "lqs.toml"
+    config.write_text(f'engine.ctx = 512\n[models.b]\npath = "{model}"\n{keys}\n[models.a]\npath = "{model}"\n')
+    assert main(["check", "--config", str(config)]) == code
+    said = capsys.readouterr()
+    assert named in said.out + said.err
+
+
 def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "nowhere.gguf"]) == 1
     assert "nowhere.gguf" in capsys.readouterr().err
