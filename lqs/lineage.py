@@ -123,10 +123,14 @@ class Lineage:
         return ""
 
     def stop(self, number: int) -> None:
-        """Pass on a signal that ends servers; all is over when they have ended."""
-        self._is_stopping = True
+        """Pass on a signal that ends servers; all is over when they have ended.
+
+        The second time one that is not ready is killed: it may still have the first before it.
+        """
+        is_first, self._is_stopping = not self._is_stopping, True
         self._start_at_s = math.inf
-        self.send_all(number)
+        for child in list(self._children()):
+            self._send(child.pid, number if is_first or child.is_ready else signal.SIGKILL)
 
     def drains(self, pid: int) -> None:
         """A server was told to end, by a signal of its own or an admin's call: so do those before and after it."""

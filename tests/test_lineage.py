@@ -237,6 +237,14 @@ def test_a_stop_is_passed_on_and_over_when_all_have_ended(code: int, exit_code: 
     assert scene.line.code == exit_code
 
 
+def test_a_second_stop_kills_one_that_cannot_heed_the_first_yet() -> None:
+    scene = Scene().served()
+    scene.line.restart(0)
+    for _ in range(2):
+        scene.line.stop(signal.SIGTERM)
+    assert scene.sent == [(1, signal.SIGTERM), (2, signal.SIGTERM), (1, signal.SIGTERM), (2, signal.SIGKILL)]
+
+
 def test_a_stop_while_nobody_runs_is_over_at_once() -> None:
     scene = Scene().served()
     scene.line.ended(1, -signal.SIGKILL, 0)

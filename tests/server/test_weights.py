@@ -46,5 +46,9 @@ def test_changed_weights_are_taken_over_and_what_waits_for_a_restart_is_named(st
     until(lambda: "wait for a restart" in server.log)
     (line,) = [line for line in server.log.splitlines() if "wait for a restart" in line]
     assert Counter(line.partition("settings=")[2].strip('"').split(",")) == Counter(["health", "placement.lanes"])
+    # Who asks for it by a call is told the same.
+    told = server.ask("POST", "/admin/reload").json
+    assert (told["status"], sorted(told["wait_for_restart"])) == ("reloaded", ["health", "placement.lanes"])
+    assert "an admin asks call=/admin/reload by=" in server.log
     assert shown(server, "weight") == [3, 1]
     assert shares(server, 4) == [3, 1]
