@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from lqs.engine.keeper import Keeper
 from lqs.engine.loading import Loader
 from lqs.engine.plan import Plan, make_plan
 from lqs.engine.slots import Models
+from lqs.observe.families import Life
 from lqs.observe.log import Log
 from lqs.process import in_thread
 
@@ -43,6 +44,13 @@ class Machinery:
         counted = self.models.snapshots().items()
         # A model may come or leave meanwhile.
         return {device: {**seen, "state": states.get(device, seen["state"])} for device, seen in counted}
+
+    def lives(self) -> Iterator[Life]:
+        """How often every device slot died and was opened anew, whether its model is in memory or not."""
+        deaths, reopened = self.keeper.num_deaths, self.keeper.num_reopened
+        for served in self.models.all():
+            for seat in self.models.seats_of(served):
+                yield Life(seat.device, served.name, deaths[seat.device], reopened[seat.device])
 
 
 def make_machinery(

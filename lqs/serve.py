@@ -249,6 +249,7 @@ def build(
         door=lambda: desk.entrance.figures(),  # noqa: PLW0108
         limits=limits.figures,
         gpus=made.cards.families,
+        lives=made.lives,
     )
     on_door = door_log(log, config.queue.levels)
     past = make_prefixes(config, scheduler.slots)
@@ -263,7 +264,7 @@ def build(
         fleet=made.fleet, keeper=made.keeper,
         control=Control(lambda: server.stop(), lambda: server.reload(), lambda: ask_restart(environ)),  # noqa: PLW0108
     )  # fmt: skip
-    guard = Guard(lambda: gate.config, alerts, desk, metrics)
+    guard = Guard(lambda: gate.config, alerts, desk, metrics, num_out=lambda: made.keeper.num_out)
     server = Server(config, services, made=made, prompts=prompts, guard=guard, reread=reload_config, passed=passed)
     return server
 
