@@ -12,11 +12,13 @@ from lqs.cards import Cards
 from lqs.config import Config
 from lqs.engine import library
 from lqs.engine import plan as planning
+from lqs.engine.budget import check_budget, room_of
 from lqs.engine.catalog import Entry, check_all, plan_all
 from lqs.engine.drill import Break, lost_cards
 from lqs.engine.keeper import Keeper
 from lqs.engine.loading import Loader
 from lqs.engine.plan import Plan, make_plan
+from lqs.engine.remarks import remarks_on
 from lqs.engine.slots import Models
 from lqs.observe.families import Life
 from lqs.observe.log import Log
@@ -62,6 +64,7 @@ def make_machinery(
     library.start(verbose=config.log.level == "debug")
     plans = plan_all(entries, cards.machine(library.gpu_places))
     check_all(entries, plans)
+    check_budget(entries, plans)
     loader = Loader(
         scheduler,
         make_model=library.Model,
@@ -74,8 +77,10 @@ def make_machinery(
     models = Models(config, entries, plans, scheduler, loader)
     cards.watch(scheduler, lambda: models.slots)
     fleet = _make_fleet(config, models, plans, cards, log)
-    models.when_there(fleet.came)
+    models.when_there(fleet.came, fleet.loaded)
     keeper = Keeper(config, models, scheduler, log, lost_cards=lambda: cards.lost() | lost_cards(drill, models.slots))
+    for remark in remarks_on(entries, plans):
+        log.warning(remark)
     return Machinery(cards, models, fleet, keeper)
 
 
@@ -87,5 +92,5 @@ def _make_fleet(config: Config, models: Models, plans: Sequence[Plan], cards: Ca
         machine = replace(planning.probe_machine(), survey=survey.seen_anew(cards.refresh()))
         return make_plan(served.whole_config, served.path, machine)
 
-    room = {pool: free for each in plans for pool, free in each.all_room.items() if free is not None}
-    return Fleet(config, models, make_residents(config, models, room), in_thread=in_thread, plan=plan, log=log)
+    residents = make_residents(config, models, room_of(config, plans))
+    return Fleet(config, models, residents, in_thread=in_thread, plan=plan, log=log)

@@ -164,6 +164,7 @@ class Request:
     charge: Charge | None = None  # What its limits were charged, until it is settled.
     holds_permit: bool = False  # A place in its class is taken and not yet handed to the core.
     models_held: tuple[int, ...] = ()  # Numbers of the models that stay in memory for it.
+    model_wait_ns: int = 0  # Of its time in the queue, until its model was there; that says nothing about the load.
     # Filled in by scheduling.
     handle: int | None = None
     model_index: int = 0  # The core's number of `model`.

@@ -18,8 +18,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from lqs.admission.failures import Failures
 from lqs.engine.residents import Deed, Resident, Residents, Standing
-from lqs.engine.store import Stamp, stamp_of
 from lqs.errors import RequestRefused, StartError
 from lqs.observe.log import Log
 from lqs.request import NS_PER_S
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from lqs.engine.served import Served
     from lqs.engine.slots import Models
 
-# A load that failed is not tried again for so long, and twice as long after each further failure, unless its file
-# has changed.
-_AGAIN_S, _AGAIN_S_MAX = 5.0, 320.0
 _OFF_RETRY_S = 30.0
 # How often a model that is to leave is asked whether it is empty.
 _EMPTY_POLL_S = 0.02
@@ -72,17 +69,20 @@ class Fleet:
         self._names = models.names()  # By number.
         self._holds: Counter[str] = Counter()
         self._waiters: defaultdict[str, list[asyncio.Future[None]]] = defaultdict(list)
-        self._not_before_ns: dict[str, int] = {}
-        self._stamps: dict[str, Stamp | None] = {}  # Of the file when it was loaded last.
-        self._num_failures: Counter[str] = Counter()
-        self._reasons: dict[str, str] = {}
+        self._failures = Failures()
         self._off: set[str] = set()  # An admin unloaded them: they do not come by themselves.
         self._tasks: set[asyncio.Task[None]] = set()
         self.hung: list[str] = []
 
     def came(self, served: Served) -> None:
-        """A model that is there from the start can be used."""
+        """The first device slot of a model takes work, while others may still be opened."""
+        self._residents.came(served.name)
+        self._let_in()
+
+    def loaded(self, served: Served) -> None:
+        """A model that is there from the start is there with all that opens of it."""
         self._residents.loaded(served.name, self._now_ns())
+        self.tend()
 
     @asynccontextmanager
     async def use(self, served: Served) -> AsyncIterator[None]:
@@ -97,7 +97,7 @@ class Fleet:
         """Hold a model if it is there."""
         name = served.name
         self._residents.use(name, self._now_ns())
-        is_there = self._residents.standing(name) is Standing.READY
+        is_there = self._residents.may_use(name)
         self._holds[name] += is_there
         return is_there
 
@@ -130,7 +130,7 @@ class Fleet:
         """Bring a model, as soon as there is room."""
         name = served.name
         self._off.discard(name)
-        self._not_before_ns.pop(name, None)
+        self._failures.let_try(name)
         self._residents.want(name, self._now_ns())
         self.tend()
 
@@ -157,7 +157,7 @@ class Fleet:
             "waiting": len(self._waiters[served.name]),
             "devices": served.devices,
             "takes": dict(self._models.plan_of(served).takes),
-            "failure": self._reasons.get(served.name),
+            "failure": self._failures.reason(served.name),
         }
 
     def tend(self) -> None:
@@ -185,12 +185,12 @@ class Fleet:
     def _is_put_off(self, served: Served, now_ns: int) -> bool:
         """Whether a load failed a short while ago, and another would read the same file again."""
         name = served.name
-        if now_ns >= self._not_before_ns.get(name, 0):
+        if self._failures.left_s(name, now_ns) <= 0:
             return False
-        if stamp_of(served.path) == self._stamps[name]:
+        if not self._failures.has_changed(served):
             return True
         self._log.info("model file has changed", model=name)
-        del self._not_before_ns[name]
+        self._failures.let_try(name)
         return False
 
     def _is_used(self, name: str) -> bool:
@@ -203,15 +203,19 @@ class Fleet:
             if waiter.exception() is None:
                 self.release(served.index)
             return
-        self._waiters[name].remove(waiter)
-        if not self._waiters[name]:
+        waiters = self._waiters.get(name, [])
+        if waiter not in waiters:
+            # It gave up, and those who waited were told, in one turn of the loop.
+            return
+        waiters.remove(waiter)
+        if not waiters:
             self._residents.forget(name)
             self.tend()
 
     def _let_in(self) -> None:
         """Those who wait for a model that is there have it before anything else can happen to it."""
         for name in [name for name, waiters in self._waiters.items() if waiters]:
-            if self._residents.standing(name) is not Standing.READY:
+            if not self._residents.may_use(name):
                 continue
             for waiter in self._waiters.pop(name):
                 if not waiter.done():
@@ -227,8 +231,7 @@ class Fleet:
         name, loop = served.name, asyncio.get_running_loop()
         served.is_absent = False
         self._log.info("loading", model=name)
-        # Before it is read: what is written meanwhile is news.
-        self._stamps[name] = stamp_of(served.path)
+        self._failures.begin(served)
         load = partial(self._models.load_one, served, loop.call_soon_threadsafe)
         try:
             plan = await self._in_thread(partial(self._plan, served), f"lqs-plan-{name}"[:15])
@@ -238,18 +241,14 @@ class Fleet:
             await self._leave(served)
             self._fail(served, str(error))
             return
-        self._num_failures[name] = 0
-        self._reasons.pop(name, None)
+        self._failures.end_well(name)
         self._residents.loaded(name, self._now_ns())
         self._log.info("loaded", model=name, devices=",".join(served.devices))
         self.tend()
 
     def _fail(self, served: Served, reason: str) -> None:
         name, now_ns = served.name, self._now_ns()
-        wait_s = min(_AGAIN_S * 2 ** self._num_failures[name], _AGAIN_S_MAX)
-        self._num_failures[name] += 1
-        self._not_before_ns[name] = now_ns + int(wait_s * NS_PER_S)
-        self._reasons[name] = reason
+        wait_s = self._failures.end_badly(name, reason, now_ns)
         self._log.error("model not loaded", model=name, reason=reason, again_s=wait_s)
         self._residents.gone(name, now_ns)
         self._tell(name, self._refusal(served))
@@ -270,7 +269,6 @@ class Fleet:
         if await self._leave(served):
             self._log.info("unloaded", model=name)
         else:
-            self.hung.append("workers")
             self._log.error("unloaded, but its memory is not free: a thread stands in it", model=name)
         self._residents.gone(name, self._now_ns())
         self.tend()
@@ -280,7 +278,7 @@ class Fleet:
         name, now_ns = served.name, self._now_ns()
         if name in self._off:
             return LoadFailed("no_device", "The model is not loaded.", retry_after_s=_OFF_RETRY_S)
-        left_s = (self._not_before_ns.get(name, 0) - now_ns) / NS_PER_S
+        left_s = self._failures.left_s(name, now_ns)
         if left_s > 0:
             return LoadFailed("no_device", "The model could not be loaded.", retry_after_s=left_s)
         wait_s = served.load_time_left_s(now_ns)
@@ -288,11 +286,13 @@ class Fleet:
 
 
 def make_residents(config: Config, models: Models, room: Mapping[str, int]) -> Residents:
-    """The models and their memory; `room` is what is free of each pool beside the margin."""
-    bound = config.engine.loaded_mb * 1_000_000
+    """The models and their memory; `room` is what all together may take of each pool."""
     known = {
-        served.name: Resident(models.plan_of(served).takes, is_pinned=not served.is_on_demand)
+        served.name: Resident(
+            models.plan_of(served).takes,
+            is_pinned=not served.is_on_demand,
+            standing=Standing.ABSENT if served.is_on_demand else Standing.LOADING,
+        )
         for served in models.all()
     }
-    bounded = {pool: min(free, bound) if bound else free for pool, free in room.items()}
-    return Residents(known, bounded, int(config.engine.load_patience_s * NS_PER_S))
+    return Residents(known, room, int(config.engine.load_patience_s * NS_PER_S))

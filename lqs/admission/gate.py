@@ -83,6 +83,7 @@ class Gate:
         self._models = models
         self._prompts = prompts
         self._holds = Holds(fleet)
+        self.place_for_model = self._holds.position
         self._classes = Classes(config.queue)
         self.degrader = Degrader(config, desk=desk, models=models)
         self.drains = Drains(desk, config.server.drain_s)
@@ -261,9 +262,8 @@ class Gate:
             async with asyncio.timeout(left_s):
                 return await self._prompts.prepare(request, source, served)
         except TimeoutError:
-            wait_s = self._desk.retry_after_s(request)
             message = "Its prompt was not prepared in time; nothing was computed."
-            raise self._refusal(request, "queue_timeout", message, wait_s) from None
+            raise self._refusal(request, "queue_timeout", message, self._desk.retry_after_s(request)) from None
 
     async def _wait_turn(self, request: Request) -> None:
         """Let it through when a leaky bucket does; its place in its class is its place in that line."""

@@ -63,8 +63,8 @@ def prompt_source(body: ChatBody, served: Served) -> PromptSource:
     Raises BadRequest for messages that are wrong, and where the model has no usable template.
     """
     messages = messages_of(body)
-    # Of one that is loaded only now the template is not known yet.
-    template = None if served.is_absent else template_of(served)
+    # Of one that is absent, or comes just now, the template is not known yet; the door says who waits for it.
+    template = None if served.is_loading else template_of(served)
     continue_final, variables = continues_final(body), variables_of(body)
 
     def render() -> Sequence[Segment]:

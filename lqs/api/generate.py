@@ -3,7 +3,7 @@
 Whatever ends the answer early (the client leaves, an error, the server stops) cancels the request.
 
 While a stream's request waits, its status line is held back, so that a refusal is still a status. After
-`queue.hold_s` the stream opens, says in comments how far it is, and a refusal becomes its last event.
+`queue.hold_s` the stream opens, says in comments how far it is, and a refusal becomes its last event (api/head.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from lqs.api.errors import error_body, send_error, send_json
+from lqs.api.head import COMMENT_EVERY_S, Head
 from lqs.api.live import Live
 from lqs.api.middleware.trace import Trace, trace_of
 from lqs.api.replies import NS_PER_MS, Reply, timings_of, usage_of
@@ -25,20 +26,13 @@ from lqs.api.watch import ClientWatch
 from lqs.errors import BadRequest, EngineFailed, LqsError, RequestCancelled, RequestRefused, RequestTimedOut
 from lqs.request import FINISH_REASONS, NS_PER_S, FinishReason, PromptSource, Request
 from lqs.streaming.outlet import Outlet
-from lqs.streaming.sse import DONE, Frames, error_frame, waiting_comment
-
-COMMENT_EVERY_S = 1.0
+from lqs.streaming.sse import DONE, Frames, error_frame
 
 # Outcome.error_code: ERROR_SAMPLING minus DRAW_NO_CANDIDATE or DRAW_GRAMMAR, see _engine.pyx.
 _GRAMMAR_ERRORS = (-302, -303)
 _DEVICE_RETRY_S = 5.0
 # A worker ends what is overdue between two steps. One that stands still in a step says nothing, and is not waited for.
 OVERDUE_S = 2.0
-_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +69,22 @@ class Generator:
         async with ClientWatch(scope, receive, send, stall_s) as watch:
             self._live.add(request, watch)
             overdue: asyncio.TimerHandle | None = None
+            head = self._head(request, outlet, watch) if request.is_stream else None
             try:
                 await self._services.gate.admit(request, job.source, outlet)
                 if request.stop_ns:
                     left_s = (request.stop_ns - time.monotonic_ns()) / NS_PER_S
                     overdue = asyncio.get_running_loop().call_later(left_s + OVERDUE_S, outlet.give_up)
-                if request.is_stream:
-                    await self._stream(job, outlet, watch, trace_of(scope))
+                if head is not None:
+                    await head.admitted()
+                    await self._stream(job, outlet, watch, trace_of(scope), head)
                 else:
                     await self._whole(job, outlet, watch, trace_of(scope))
             finally:
                 if overdue is not None:
                     overdue.cancel()
+                if head is not None:
+                    await head.close()
                 self._live.discard(request)
                 if outlet.is_overdue or not outlet.is_over:
                     self._services.desk.cancel(request)
@@ -110,27 +108,36 @@ class Generator:
         answer["timings"] = timings_of(job.request, outlet.outcome)
         await send_json(watch.send, msgspec.json.encode(answer), 200, self._headers(job.request, outlet))
 
-    async def _stream(self, job: Job, outlet: Outlet, watch: ClientWatch, trace: Trace) -> None:
-        await outlet.wait_begun(self._services.gate.config.queue.hold_s)
-        failure = self._failure(job.request, outlet) if outlet.is_over and outlet.is_empty else None
-        if failure is not None:
-            trace.failed(failure)
-            await send_error(watch.send, failure, self._headers(job.request, outlet))
-            return
-        headers = _STREAM_HEADERS + self._headers(job.request, outlet)
-        await watch.send({"type": "http.response.start", "status": 200, "headers": headers})
+    def _head(self, request: Request, outlet: Outlet, watch: ClientWatch) -> Head:
+        gate = self._services.gate
+        return Head(
+            watch,
+            gate.config.queue.hold_s,
+            headers=lambda: self._headers(request, outlet),
+            place=lambda: gate.place_for_model(request),
+        )
+
+    async def _stream(self, job: Job, outlet: Outlet, watch: ClientWatch, trace: Trace, head: Head) -> None:
+        if not head.is_open:
+            await outlet.wait_begun(head.hold_left_s)
+            failure = self._failure(job.request, outlet) if outlet.is_over and outlet.is_empty else None
+            if failure is not None:
+                trace.failed(failure)
+                await send_error(watch.send, failure, self._headers(job.request, outlet))
+                return
+            await head.open()
         try:
-            await self._events(job, outlet, watch, trace)
+            await self._events(job, outlet, watch, trace, head)
         except Exception:
             crash = EngineFailed("The answer could not be made.")
             trace.failed(crash)
             await _send_last(watch, error_frame(error_body(crash)))
             raise
 
-    async def _events(self, job: Job, outlet: Outlet, watch: ClientWatch, trace: Trace) -> None:
+    async def _events(self, job: Job, outlet: Outlet, watch: ClientWatch, trace: Trace, head: Head) -> None:
         while not outlet.has_begun:
             desk = self._services.desk
-            await _send_more(watch, waiting_comment(desk.position(job.request), desk.eta_s(job.request)))
+            await head.comment(desk.position(job.request), desk.eta_s(job.request))
             await outlet.wait_begun(COMMENT_EVERY_S)
         frames = job.make_frames(job.request.model)
         begun = frames.first() if outlet.end_reason is None else b""

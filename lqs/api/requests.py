@@ -16,14 +16,14 @@ from lqs.api.middleware.auth import tenant_of
 from lqs.api.replies import NS_PER_MS
 from lqs.api.services import Services
 from lqs.errors import NotFound, RequestCancelled
-from lqs.request import RequestState
+from lqs.request import Request, RequestState
 
 
 class RequestInfo:
     """Shows a request, or cancels it."""
 
     def __init__(self, services: Services, live: Live) -> None:
-        self._desk = services.desk
+        self._desk, self._gate = services.desk, services.gate
         self._live = live
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,9 +44,13 @@ class RequestInfo:
             "model": request.model,
             "state": state,
             "level": request.level,
-            "position": self._desk.position(request) if state == RequestState.WAITING else None,
+            "position": self._position(request) if state == RequestState.WAITING else None,
             "eta_s": self._desk.eta_s(request) if state == RequestState.WAITING else None,
             "age_ms": (time.monotonic_ns() - request.arrival_ns) // NS_PER_MS,
             "prompt_tokens": request.num_prompt_tokens,
         }
         await send_json(send, msgspec.json.encode(shape))
+
+    def _position(self, request: Request) -> int | None:
+        """Its place in its lane, or among those that wait for the same model to be loaded."""
+        return self._gate.place_for_model(request) or self._desk.position(request)

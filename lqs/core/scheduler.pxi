@@ -137,7 +137,7 @@ cdef class Scheduler:
         slot.index = s.num_added
         slot.model = model
         slot.kv_tokens = kv_tokens
-        slot.num_sequences = num_sequences
+        slot.num_sequences = slot.num_sequences_max = num_sequences
         slot.weight = slot.wants_weight = weight_units(weight)
         slot.kv_block = kv_block
         slot.lanes = lanes

@@ -68,6 +68,6 @@ class Anew:
         """It cannot be freed."""
         self._left[served.name].append(slot)
 
-    def left(self, served: Served) -> list[Slot]:
-        """Those of the model that cannot be freed, as a thread may stand in them."""
-        return self._left[served.name]
+    def pop_left(self, served: Served) -> list[Slot]:
+        """Those of the model that could not be freed since it came, as a thread may stand in them."""
+        return self._left.pop(served.name, [])

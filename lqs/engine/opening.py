@@ -85,6 +85,12 @@ class Opening:
             self._fail(seat, str(error))
         else:
             seconds = round(time.monotonic() - began_s, 2)
-            self._log.info("device slot opened", device=seat.device, kv_tokens=slot.kv_tokens, seconds=seconds)
+            self._log.info(
+                "device slot opened",
+                device=seat.device,
+                kv_tokens=slot.kv_tokens,
+                sequences=slot.num_sequences,
+                seconds=seconds,
+            )
             self._counted = dict.fromkeys(slot.worker.snapshot(), 0)
             self._tell(slot)

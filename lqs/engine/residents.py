@@ -5,6 +5,9 @@
                         |                 +--failed--> absent |  +--- nobody waits any more
                         +-- in order of coming               closed: no newcomers, who is in goes on
 
+Those that are there from the start begin as loading, and are used as soon as a device slot takes work (`came`).
+Who is told to leave meanwhile does so when its whole load has ended: nothing may be freed under it.
+
 The models that wait for memory stand in one line and none passes another, so each comes to its turn. For the
 first of them what is unused for longest leaves; a model that somebody uses never does. Where all are used,
 the one that was used least lately is closed to newcomers once the first has waited for the patience: then it
@@ -58,6 +61,7 @@ class Resident:
     used_ns: int = 0
     waits_since_ns: int = 0
     is_leaving: bool = False  # It was told to.
+    has_come: bool = False  # A device slot takes work, though its load may go on.
 
 
 _IN_MEMORY = (Standing.LOADING, Standing.READY, Standing.CLOSED, Standing.UNLOADING)
@@ -81,13 +85,19 @@ class Residents:
         """Where it is."""
         return self._models[name].standing
 
+    def may_use(self, name: str) -> bool:
+        """Whether somebody new may use it now."""
+        model = self._models[name]
+        is_coming = model.standing is Standing.LOADING and model.has_come and not model.is_leaving
+        return model.standing is Standing.READY or is_coming
+
     def want(self, name: str, now_ns: int) -> None:
-        """Somebody waits for it. Nothing happens if it is there, or comes already."""
+        """Somebody waits for it. Nothing happens if it is there, or comes already and stays."""
         model = self._models[name]
         if model.standing is Standing.ABSENT:
             model.standing, model.waits_since_ns = Standing.WAITING, now_ns
             self._line.append(name)
-        elif model.standing in (Standing.CLOSED, Standing.UNLOADING) and name not in self._line:
+        elif self._is_going(model) and name not in self._line:
             model.waits_since_ns = now_ns
             self._line.append(name)
 
@@ -111,8 +121,12 @@ class Residents:
             model.standing = Standing.CLOSED
         model.is_leaving = model.standing in _IN_MEMORY
 
+    def came(self, name: str) -> None:
+        """The first of its device slots takes work."""
+        self._models[name].has_come = True
+
     def loaded(self, name: str, now_ns: int) -> None:
-        """Its load has ended well."""
+        """Its whole load has ended well."""
         model = self._models[name]
         model.standing = Standing.CLOSED if model.is_leaving else Standing.READY
         model.used_ns = now_ns
@@ -120,7 +134,7 @@ class Residents:
     def gone(self, name: str, now_ns: int) -> None:
         """It is not in memory any more, or its load has failed. Who wanted it meanwhile is in the line."""
         model = self._models[name]
-        model.is_leaving = False
+        model.is_leaving = model.has_come = False
         model.standing = Standing.WAITING if name in self._line else Standing.ABSENT
         model.waits_since_ns = now_ns
 
@@ -157,6 +171,11 @@ class Residents:
     @property
     def _used(self) -> Counter[str]:
         return _sum(model for model in self._models.values() if model.standing in _IN_MEMORY)
+
+    def _is_going(self, model: Resident) -> bool:
+        """Whether it is there no more for newcomers, or will not be when its load has ended."""
+        is_loaded_in_vain = model.standing is Standing.LOADING and model.is_leaving
+        return is_loaded_in_vain or model.standing in (Standing.CLOSED, Standing.UNLOADING)
 
     def _fits(self, model: Resident, used: Mapping[str, int]) -> bool:
         return all(

@@ -7,16 +7,18 @@ the device slot is the same as before.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from lqs._core import set_capacity
 from lqs.config import Config
 from lqs.engine.opening import Seat
 from lqs.engine.plan import Machine, Plan
 from lqs.engine.served import Served
 from lqs.engine.slot import Slot
-from lqs.errors import DeviceError
-from lqs.placement.survey import Group
+from lqs.errors import DeviceError, StartError
+from lqs.placement.survey import Group, Survey
 
 if TYPE_CHECKING:
     from lqs._core import Scheduler
@@ -39,9 +41,7 @@ class Seats:
         self._placement = config.placement
         self._scheduler = scheduler
         self.orders: Orders | None = None
-        # Models name devices of their own, and each device may have several names: what they mean is compared.
-        groups = machine.survey.groups(config.engine.devices)
-        self._places = {str(group): place for place, group in enumerate(groups)}
+        self._places = {name: place for place, name in enumerate(_names_of(machine.survey, config.engine.devices))}
         self._seats: dict[str, list[Seat]] = {}
         # By device slot: the seat that was made last, and the weight that an operator gave it.
         self._latest: dict[int, int] = {}
@@ -109,6 +109,9 @@ class Seats:
             token_bytes=plan.kv_bytes_per_token,
             is_resting=True,
         )
+        # The next worker may have more.
+        if planned.num_sequences < engine.parallel:
+            set_capacity(self._scheduler, number, planned.kv_tokens, 0, planned.num_sequences)
         slot = number if slot < 0 else slot
         self._latest[slot] = number
         # A device has a slot for each model.
@@ -118,3 +121,15 @@ class Seats:
     def _place_of(self, group: Group) -> int:
         """Where its device stands in `engine.devices`, -1 where it does not."""
         return self._places.get(str(group), -1)
+
+
+def _names_of(survey: Survey, listed: Sequence[str]) -> Iterator[str]:
+    """What the names on a list mean: a device may have several, and models name theirs by themselves.
+
+    One that is not here has its place nevertheless; where it matters, the plan has refused it.
+    """
+    for name in listed:
+        try:
+            yield from map(str, survey.groups([name]))
+        except StartError:
+            yield name

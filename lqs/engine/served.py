@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from lqs.config import Config
 from lqs.config_models import ModelConfig
-from lqs.engine.plan import Plan
+from lqs.engine.fitting import Size
+from lqs.engine.plan import Plan, longest
 from lqs.engine.slot import NoWorker, Slot
 from lqs.engine.template import ChatTemplate, TemplateInvalid, read_template
 from lqs.errors import RequestRefused
@@ -127,6 +128,8 @@ class Served:
     def prepare(self, plan: Plan) -> None:
         """What is known once the weights are there: limits and the chat template."""
         self.n_ctx = plan.request_tokens_max
+        # The file may be another one than in its life before.
+        self.template = self.template_error = None
         try:
             self.template = self._make_template()
         except TemplateInvalid as error:
@@ -134,10 +137,11 @@ class Served:
             self.template_error = str(error)
 
     def fit(self, plan: Plan) -> None:
-        """A request may get as long, prompt and answer, as the largest of the open device slots holds."""
-        engine = self.whole_config.engine
-        most = max(slot.kv_tokens for slot in self.slots if not isinstance(slot.worker, NoWorker))
-        self.n_ctx = min(most if engine.kv_unified else most // engine.parallel, plan.n_ctx_train)
+        """A request may get as long, prompt and answer, as the open device slots hold."""
+        sizes = [
+            Size(slot.kv_tokens, slot.num_sequences) for slot in self.slots if not isinstance(slot.worker, NoWorker)
+        ]
+        self.n_ctx = min(longest(self.whole_config, sizes), plan.n_ctx_train)
 
     def _make_template(self) -> ChatTemplate | None:
         model = self.own

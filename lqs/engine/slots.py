@@ -12,6 +12,7 @@ the cores and the weights of the machine; each has a context, and so a KV budget
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,6 +28,7 @@ from lqs.engine.routing import Routing
 from lqs.engine.seats import Orders, Seats
 from lqs.engine.served import Served
 from lqs.engine.slot import NoWorker, Slot
+from lqs.engine.weights import free_weights, weights_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,6 +54,7 @@ class Models:
         self._entries = entries
         self._is_starting = True
         self._came: Callable[[Served], None] = lambda served: None
+        self._loaded: Callable[[Served], None] = lambda served: None
         self._scheduler = scheduler
         self._loader = loader
         self._served = {
@@ -66,8 +69,8 @@ class Models:
             self._seats.take(served, plan)
         loader.check_drill(len(self._seats))
         self._anew = Anew()
-        # Weights that somebody may still stand in.
-        self._kept: list[Model] = []
+        # Weights of earlier lives with the dead device slots that a thread may stand in, by model.
+        self._kept: defaultdict[str, list[tuple[Model, list[Slot]]]] = defaultdict(list)
 
     @property
     def path(self) -> Path:
@@ -94,9 +97,9 @@ class Models:
         """All device slots of models that are there."""
         return (slot for served in list(self._served.values()) if not served.is_absent for slot in list(served.slots))
 
-    def when_there(self, came: Callable[[Served], None]) -> None:
-        """Have `came` called for each model as the first of its device slots takes work, while the server starts."""
-        self._came = came
+    def when_there(self, came: Callable[[Served], None], loaded: Callable[[Served], None]) -> None:
+        """While the server starts: `came` is called as a model's first device slot takes work, `loaded` at last."""
+        self._came, self._loaded = came, loaded
 
     def obey(self, orders: Orders) -> None:
         """Heed what an operator has said of device slots, whatever becomes of these."""
@@ -149,6 +152,7 @@ class Models:
         residents = [served for served in self._served.values() if not served.is_on_demand]
         for served in residents:
             self.load_one(served, tell)
+            tell(partial(self._loaded, served))
         tell(self._end_start)
         return self._plans[next(iter(self._served))]
 
@@ -245,22 +249,27 @@ class Models:
         """Stop every worker, then free contexts and weights; False if a thread did not end."""
         # What does not end keeps nobody else from being closed.
         have_left = [self.leave(served, limit_s) for served in reversed(self._served.values())]
-        return all(have_left) and not self._kept
+        return all(have_left) and not any(self._kept.values())
 
     def _free(self, served: Served) -> bool:
-        """Free a model's weights, where nobody stands in them."""
-        weights, served.weights = list(served.weights.values()), {}
-        stuck = [slot for slot in self._anew.left(served) if not slot.close(0)]
-        kept = [model for model in weights if stuck or not model.close()]
-        self._kept += kept
-        return not kept
+        """Free a model's weights, also of its earlier lives, but for those that somebody stands in.
+
+        Each life had its own, so who died in one keeps none of another. False if any of this one are kept.
+        """
+        weights, served.weights = served.weights, {}
+        left, seats = self._anew.pop_left(served), self._seats.of(served)
+        stands_in = {where: [slot for slot in left if weights_of(seats[slot.place]) == where] for where in weights}
+        kept = [(model, slots) for model, slots in self._kept[served.name] if not free_weights(model, slots)]
+        new = [(weights[where], slots) for where, slots in stands_in.items() if not free_weights(weights[where], slots)]
+        self._kept[served.name] = kept + new
+        return not new
 
     def _end_start(self) -> None:
         self._is_starting = False
 
     def _can_serve(self, name: str) -> bool:
         served = self._served[name]
-        is_there = served.has_healthy_device or (served.is_on_demand and served.is_absent)
+        is_there = served.has_healthy_device or (served.is_on_demand and served.is_loading)
         return is_there and not served.is_closed()
 
     def _served_of(self, slot: Slot) -> Served:
@@ -275,7 +284,8 @@ class Models:
         self._start(slot)
         served.fit(self._plans[served.name])
         is_first, served.is_loading, served.is_absent = served.is_loading, False, False
-        if self._is_starting and is_first:
+        # One on demand is there when all of it is, whenever it comes.
+        if is_first and self._is_starting and not served.is_on_demand:
             self._came(served)
 
     def _start(self, slot: Slot) -> None:

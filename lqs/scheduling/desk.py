@@ -135,7 +135,7 @@ class Desk:
                 model=model,
                 level=request.level,
                 lane=request.lane,
-                arrival_ns=request.arrival_ns,
+                arrival_ns=request.arrival_ns + request.model_wait_ns,
                 expire_ns=request.expire_ns,
                 stop_ns=request.stop_ns,
                 deadline_ns=request.deadline_ns,
@@ -256,8 +256,9 @@ class Desk:
             self._observer.output(request, rest[1])
             sink.output(*rest)
         elif kind == EV_STARTED:
-            self._start(ticket, rest[0])
-            sink.started(rest[0])
+            queue_ns = rest[0] + request.model_wait_ns
+            self._start(ticket, queue_ns)
+            sink.started(queue_ns)
         elif kind == EV_FINISHED:
             request.state = RequestState.FINISHED
             ticket.pace.note(request, rest[0])
@@ -274,8 +275,7 @@ class Desk:
     def _start(self, ticket: Ticket, queue_ns: int) -> None:
         """It left the queue for a device slot."""
         request = ticket.request
-        request.state = RequestState.RUNNING
-        ticket.has_started = True
+        request.state, ticket.has_started = RequestState.RUNNING, True
         self.entrance.start(request)
         self.outlook.started(request, queue_ns)
         self._observer.started(request, queue_ns)

@@ -51,7 +51,7 @@ class Shelf:
             Config(), models, self.residents, in_thread=self._in_thread, plan=lambda served: None,  # type: ignore[arg-type,return-value]
             log=Log(LogConfig(), self.log), now_ns=lambda: self.now_ns,
         )  # fmt: skip
-        self.fleet.came(self.served["z"])  # type: ignore[arg-type]
+        self.residents.loaded("z", self.now_ns)
 
     async def _in_thread(self, function: Callable[[], Any], name: str) -> Any:
         if name.startswith("lqs-plan"):
@@ -249,6 +249,80 @@ def test_a_model_that_an_admin_unloads_is_refused_until_it_is_loaded() -> None:
         await turns()
         await shelf.end_load()
         await shelf.wants("z")
+
+    played(scene)
+
+
+def test_who_asks_while_a_model_loads_only_to_leave_gets_it_when_it_comes_again() -> None:
+    async def scene(shelf: Shelf) -> None:
+        first = shelf.wants("a")
+        await turns()
+        shelf.fleet.unload(shelf.served["a"])  # type: ignore[arg-type]
+        second = shelf.wants("a")
+        await shelf.end_load()
+        assert isinstance(first.exception(), RequestRefused)
+        assert not second.done()
+        await shelf.end_load()
+        assert second.result() is None
+        assert shelf.deeds == ["lqs-load-a", "close a", "lqs-unload-a", "lqs-load-a"]
+
+    played(scene)
+
+
+def test_a_load_takes_back_an_unload_of_a_model_that_is_coming() -> None:
+    async def scene(shelf: Shelf) -> None:
+        for change in (shelf.fleet.unload, shelf.fleet.load):
+            change(shelf.served["z"])  # type: ignore[arg-type]
+            await turns()
+        shelf.fleet.unload(shelf.served["z"])  # type: ignore[arg-type]
+        with pytest.raises(RequestRefused, match="not loaded"):
+            await shelf.wants("z")
+        shelf.fleet.load(shelf.served["z"])  # type: ignore[arg-type]
+        await shelf.end_load()
+        await shelf.end_load()
+        await shelf.wants("z")
+        assert shelf.deeds.count("lqs-load-z") == 2
+
+    played(scene)
+
+
+@pytest.mark.parametrize("how", ["unload", "fail"])
+def test_who_gives_up_in_the_same_turn_as_all_are_told_is_only_cancelled(how: str) -> None:
+    async def scene(shelf: Shelf) -> None:
+        waiting = [shelf.wants("a") for _ in range(3)]
+        await turns()
+        for task in waiting[:2]:
+            task.cancel()
+        if how == "unload":
+            shelf.fleet.unload(shelf.served["a"])  # type: ignore[arg-type]
+        else:
+            shelf.fleet._fail(shelf.served["a"], "no room")  # type: ignore[arg-type]
+        await turns()
+        assert [task.cancelled() for task in waiting] == [True, True, False]
+        assert isinstance(waiting[2].exception(), RequestRefused)
+        assert shelf.users("a") == (0, 0)
+        if how == "unload":
+            await shelf.end_load()
+
+    played(scene)
+
+
+def test_a_model_is_used_from_its_first_device_slot_on_and_an_unload_waits_for_the_rest_of_its_load() -> None:
+    async def scene(shelf: Shelf) -> None:
+        waiting = shelf.wants("a")
+        await turns()
+        shelf.fleet.came(shelf.served["a"])  # type: ignore[arg-type]
+        await turns()
+        assert waiting.done()
+        assert shelf.users("a") == (1, 0)
+        await shelf.wants("a")
+        for _ in range(2):
+            shelf.fleet.release(0)
+        shelf.fleet.unload(shelf.served["a"])  # type: ignore[arg-type]
+        await turns()
+        assert shelf.deeds == ["lqs-load-a"]
+        await shelf.end_load()
+        assert shelf.deeds == ["lqs-load-a", "close a", "lqs-unload-a"]
 
     played(scene)
 

@@ -22,7 +22,7 @@ from lqs.admission.gate import Gate
 from lqs.admission.keys import KeyRing
 from lqs.admission.prompts import Prompts
 from lqs.api.app import Services, create_app
-from lqs.api.services import Control
+from lqs.api.services import Control, Reloaded
 from lqs.config import Config
 from lqs.engine.keeper import Keeper
 from lqs.engine.opening import Seat
@@ -145,8 +145,10 @@ class House:
         self.models.slots, self.models.set_weight = self.served.slots, scheduler.set_weight
         self.keeper = Keeper(self.config, self.models, scheduler, log)  # type: ignore[arg-type]
         self.asked: list[str] = []  # Of the process.
-        self.reload_problem: str | None = None
-        self.is_supervised = False
+        self.reload_problem = ""
+        self.reload_waiting: list[str] = []
+        self.restart_problem = ""
+        self.successor = "none"
         services = Services(
             config=self.config,
             gate=self.gate,
@@ -158,7 +160,7 @@ class House:
             log=log,
             fleet=self.fleet,
             keeper=self.keeper,
-            control=Control(self._drain, self._reload, lambda: self.is_supervised),
+            control=Control(self._drain, self._reload, self._restart, self._successor),
         )
         self.app = create_app(services, cors_origins=self.config.server.cors_origins)
         self.started: list[int] = []  # Taken by the worker, not yet looked at by the test.
@@ -166,9 +168,15 @@ class House:
     def _drain(self) -> None:
         self.asked.append("drain")
 
-    def _reload(self) -> str | None:
+    def _reload(self) -> Reloaded:
         self.asked.append("reload")
-        return self.reload_problem
+        return Reloaded(self.reload_problem, self.reload_waiting)
+
+    async def _restart(self) -> str:
+        return self.restart_problem
+
+    async def _successor(self) -> str:
+        return self.successor
 
     def _key_file(self, tmp_path: Any, keys: Sequence[str]) -> str:
         path = tmp_path / "keys"

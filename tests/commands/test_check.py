@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
 
 from lqs.cli import main
 from lqs.engine import plan
+from lqs.engine.budget import num_together
 from lqs.engine.synth import Recipe, parse_shape, write
 from lqs.simulate.cost import EXAMPLE, save_calibration
 
@@ -64,6 +67,42 @@ def test_a_context_beyond_the_memory_of_its_cores_fails(
     assert main(["check", model, "--config", str(config), "--ctx", "100000"]) == 1
     assert "engine.memory_mb: 30 MB for cpu:0, and engine.ctx 100000 takes" in capsys.readouterr().out
     assert main(["check", model, "--config", str(config)]) == 0
+
+
+def test_fewer_sequences_for_want_of_memory_are_told_with_the_reason(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "lqs.toml"
+    config.write_text('engine.devices = ["cpu:0", "cpu:1"]\nengine.memory_mb = [0, 2]\n')
+    assert main(["check", model, "--config", str(config)]) == 0
+    text = capsys.readouterr().out
+    (told,) = [line for line in text.splitlines() if "instead of 32" in line]
+    num, kv_tokens = map(int, re.findall(r"cpu:1: (\d+) sequences .* memory for (\d+) tokens", told)[0])
+    assert 1 <= num == kv_tokens // 256 < 32
+    assert f"sequences  cpu:0 32, cpu:1 {num}, {32 + num} in all" in text
+    assert main(["check", model, "--ctx", "512"]) == 0
+    assert "sequences  32 per device slot, 32 in all" in capsys.readouterr().out
+
+
+def test_what_is_allowed_and_hardly_meant_is_remarked(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    core, num = min(os.sched_getaffinity(0)), len(os.sched_getaffinity(0))
+    config = tmp_path / "lqs.toml"
+    tables = "".join(f'[models."qwen@v{n}"]\npath = "{model}"\nshare = 0\n' for n in (1, 2))
+    config.write_text(
+        f'[engine]\nctx = 512\ndevices = ["cpu:0", "cpu:1", "cpu:999"]\ncores = ["{core}", "{core}"]\n{tables}'
+    )
+    assert main(["check", "--config", str(config)]) == 0
+    remarks = [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines() if line[:6] == "remark"]
+    assert remarks == [
+        "share: is 0 for all that qwen means; qwen@v1 gets its requests.",
+        f"engine.cores: cpu:0 and cpu:1 both have {core}, and take turns there.",
+        f"engine.devices: cpu:999 is only a name: it computes on any of the {num} cores.",
+    ]
+    config.write_text('[engine]\nctx = 512\ndevices = ["cpu:0"]\n' + tables.replace("share = 0", "", 1))
+    assert main(["check", "--config", str(config)]) == 0
+    assert "remark" not in capsys.readouterr().out
 
 
 def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,3 +209,42 @@ def test_wrong_lengths_and_a_missing_calibration_are_named(
 ) -> None:
     assert main(["check", model, *flags]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_what_models_on_demand_take_and_how_many_fit_together_is_told(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "lqs.toml"
+    tables = "".join(
+        f'[models.{name}]\npath = "{model}"\non_demand = true\nctx = {ctx}\n'
+        for name, ctx in (("small", 16384), ("large", 65536))
+    )
+    config.write_text(tables)
+    assert main(["check", model, "--config", str(config), "--ctx", "512"]) == 0
+    text = capsys.readouterr().out
+    assert text.count(" in all, while it is loaded\n") == 2
+    assert "of this machine for them: any 2 of 2 in memory at once\n" in text
+    stays, small, large = (int(mb) for mb in re.findall(r"^takes +(\d+) MB of this machine in all", text, re.MULTILINE))
+    assert large > small
+    # Rounded up three times.
+    fits = stays + small + large
+    for loaded_mb, said in ((fits, "any 2 of 2 in"), (fits - 4, "any 1 of 2 in")):
+        config.write_text(f"engine.loaded_mb = {loaded_mb}\n{tables}")
+        assert main(["check", model, "--config", str(config), "--ctx", "512"]) == 0
+        assert f"for them (engine.loaded_mb {loaded_mb}): {said}" in capsys.readouterr().out
+    config.write_text(f"engine.loaded_mb = {stays + large - 2}\n{tables}")
+    assert main(["check", model, "--config", str(config), "--ctx", "512"]) == 2
+    said = capsys.readouterr().out
+    assert f"engine.loaded_mb: large can never be loaded. It takes {large} MB of this machine" in said
+    assert f"and the models that stay {stays} MB; {stays + large - 2} MB are for all" in said
+    least = int(re.findall(r"Set at least (\d+)", said)[0])
+    config.write_text(f"engine.loaded_mb = {least}\n{tables}")
+    assert main(["check", model, "--config", str(config), "--ctx", "512"]) == 0
+
+
+def test_more_small_models_fit_together_than_large_ones() -> None:
+    takes = [{"m": 5}, {"m": 1}, {"m": 2, "n": 1}]
+    assert num_together(takes, {"m": 8, "n": 1}) == (3, 3)
+    assert num_together(takes, {"m": 5, "n": 1}) == (1, 2)
+    assert num_together(takes, {"m": 4, "n": 1}) == (0, 2)
+    assert num_together(takes, {"m": 9, "n": 0}) == (0, 2)

@@ -191,3 +191,61 @@ def test_in_any_order_of_things_the_bound_holds_and_everybody_has_a_turn(seed: i
     # Each of those before it is waited for, at most: its patience, and the longest use of the one that leaves.
     assert longest_ns <= 6 * (PATIENCE + 32 * S)
     assert all(box.now_ns - since_ns <= 6 * (PATIENCE + 32 * S) for since_ns in wanted_ns.values())
+
+
+def test_one_that_is_wanted_again_while_it_loads_only_to_leave_leaves_and_comes_again() -> None:
+    box = Box()
+    box.residents.want("a", 0)
+    box.step()
+    box.residents.dismiss("a")
+    box.residents.want("a", 1)
+    box.residents.want("a", 2)
+    box.residents.loaded("a", 3)
+    assert box.run() == ["unload a", "load a"]
+    assert box.standing("a") is Standing.READY
+
+
+def test_who_wanted_one_that_loads_only_to_leave_may_change_its_mind() -> None:
+    box = Box()
+    box.residents.want("a", 0)
+    box.step()
+    box.residents.dismiss("a")
+    box.residents.want("a", 1)
+    box.residents.forget("a")
+    box.residents.loaded("a", 2)
+    assert box.run() == ["unload a"]
+
+
+def test_one_is_used_from_its_first_device_slot_on_and_leaves_only_when_its_load_has_ended() -> None:
+    box = Box()
+    box.residents.want("a", 0)
+    box.step()
+    assert not box.residents.may_use("a")
+    box.residents.came("a")
+    assert box.residents.may_use("a")
+    box.residents.dismiss("a")
+    assert not box.residents.may_use("a")
+    assert box.run() == []
+    box.residents.loaded("a", 0)
+    assert box.run() == ["unload a"]
+    box.want("a")
+    box.residents.gone("a", 0)
+    box.residents.want("a", 0)
+    box.step()
+    assert not box.residents.may_use("a"), "what came in an earlier life has not come in this one"
+
+
+def test_what_loads_at_the_start_is_not_loaded_twice_and_nothing_else_loads_beside_it() -> None:
+    residents = Residents(
+        {"z": Resident({}, is_pinned=True, standing=Standing.LOADING), "a": Resident({"m": 1}, is_pinned=False)},
+        {"m": 1},
+        PATIENCE,
+    )
+    residents.want("z", 0)
+    residents.want("a", 0)
+    assert residents.next(lambda name: False, 0) is None
+    residents.came("z")
+    assert residents.next(lambda name: False, 0) is None
+    residents.loaded("z", 0)
+    assert residents.next(lambda name: False, 0) == (Deed.LOAD, "a")
+    assert residents.next(lambda name: False, 0) is None

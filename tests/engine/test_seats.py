@@ -116,6 +116,11 @@ def test_more_weights_than_auto_finds_devices_leave_the_last_for_the_rest(store:
     assert House(store, tmp_path, text).seen("weight") == [5, 3]
 
 
+def test_a_device_that_is_not_here_keeps_its_place_on_the_list(store: Store, tmp_path: Path) -> None:
+    text = on_cores('["cpu:1"]', 'devices = ["cpu:1"]', '["cuda:0", "cpu:1", "cpu:2"]')
+    assert House(store, tmp_path, text).seen("weight") == [1, 1]
+
+
 def test_changed_weights_hold_for_those_that_come_too(store: Store, tmp_path: Path) -> None:
     """What is opened anew after a death gets the weight of the config that was read last."""
     house = House(store, tmp_path, on_cores('["cpu:1"]'))

@@ -172,6 +172,7 @@ def test_a_card_is_lost_with_its_step_and_with_it_all_that_is_on_it(path: Path, 
         "device_slot=0 explode@step=1",
         "device_slot=0 abort@step=-1",
         "device_slot=0 lose-card",
+        "device_slot=0 fail-load for=2s",
         "device_slot=0 hang@step=1 for=8",
         "device_slot=0 abort@step=1 for=8s",
         "device_slot=0 times=2",
@@ -188,6 +189,10 @@ def test_each_part_of_a_drill_is_read() -> None:
         Break(1, "hang", 4, for_s=1.5),
         Break(1, FAIL_LOAD, times=3),
         Break(1, "rc", 5, rc=-100, times=-1),
+    )
+    assert parse_drill("device_slot=0 slow-load device_slot=1 slow-load for=3s") == (
+        Break(0, "slow-load", for_s=1.0),
+        Break(1, "slow-load", for_s=3.0),
     )
     assert parse_drill("device_slot=0 lose-card@step=4") == (Break(0, "lost", 4),)
     assert parse_drill("device_slot=0 hang@step=1")[0].for_s > 10_000
@@ -346,6 +351,45 @@ def test_nothing_under_a_thread_that_does_not_end_is_freed(path: Path, kind: str
     assert "close" in good.calls
     assert "close" not in house.fake.calls
     bad.ended.set()
+
+
+@pytest.mark.parametrize("kind", ["parked", "hung"])
+def test_who_died_in_one_life_of_a_model_keeps_the_weights_of_that_life_only(path: Path, kind: str) -> None:
+    house = House(path)
+    house.models.load_residents()
+    bad = house.workers[0]
+    bad.is_parked, bad.hangs = kind == "parked", kind == "hung"
+    assert not house.models.leave(house.served, 0.05)
+    for life in range(1, 4):
+        house.models.load_one(house.served)
+        assert house.models.leave(house.served, 5)
+        assert house.fakes[life].calls == ["load", "close"]
+    assert house.fakes[0].calls == ["load"]
+    assert not house.models.close(0.05)
+    if kind == "hung":
+        # It wakes up after all: whoever leaves next frees what it stood in.
+        bad.ended.set()
+        until = time.monotonic() + 10
+        while not house.models.close(0.05):
+            assert time.monotonic() < until
+        assert house.fakes[0].calls == ["load", "close"]
+
+
+def test_a_file_that_has_changed_brings_its_own_template(path: Path) -> None:
+    house = House(path)
+    house.changes = {"chat_template": "{% for"}
+    house.models.load_residents()
+    assert house.served.template_error
+    assert house.models.leave(house.served, 5)
+    house.changes = {}
+    house.models.load_one(house.served)
+    assert house.served.template is not None
+    assert house.served.meta()["chat_template"] == "ok"
+    assert house.models.leave(house.served, 5)
+    house.changes = {"chat_template": "{% for"}
+    house.models.load_one(house.served)
+    assert house.served.template is None
+    assert house.models.close(5)
 
 
 def test_a_slot_that_was_never_started_is_closed_too() -> None:

@@ -85,6 +85,17 @@ def test_a_request_is_told_everything_in_order() -> None:
     ]
 
 
+def test_a_wait_for_memory_is_told_as_a_wait_and_is_none_of_the_queues() -> None:
+    scene = Scene()
+    request = scene.enter(model_wait_ns=50 * S)
+    outlet = Outlet(request)
+    scene.desk.submit(request, Work(), outlet, model=0)
+    scene.turn(52 * S)
+    assert outlet.queue_ns == 52 * S
+    level = scene.core.snapshot()["levels"][2]
+    assert (level["num_started"], level["wait_ns_sum"]) == (1, 2 * S)
+
+
 async def read_slowly(scene: Scene, outlet: Outlet, handle: int, text: bytes) -> tuple[bytes, int]:
     """Write `text` byte by byte through the core while the reader takes only when nothing moves any more.
 

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from lqs.api.errors import send_error
+from lqs.api.errors import error_body, send_error
 from lqs.api.middleware.trace import trace_of
 from lqs.api.watch import ClientLeftEarly
 from lqs.errors import LqsError, MethodNotAllowed, RequestCancelled
+from lqs.streaming.sse import error_frame
 
 
 class RefusalMiddleware:
-    """Answers with the error's status and JSON, unless an answer has begun.
+    """Answers with the error's status and JSON; a stream that is open already ends with the error.
 
     `count` is told the reason of each, so that every request that does not reach the desk is counted
     here, once; of a cancelled request its end was counted there.
@@ -32,11 +33,13 @@ class RefusalMiddleware:
             raise
         except (LqsError, HTTPException) as error:
             refusal = error if isinstance(error, LqsError) else _of_router(error)
-            if trace_of(scope).status is not None:
-                raise
-            trace_of(scope).failed(refusal)
+            trace = trace_of(scope)
+            trace.failed(refusal)
             if not isinstance(refusal, RequestCancelled):
                 self._count(refusal.reason or refusal.code or refusal.type)
+            if trace.status is not None:
+                await send({"type": "http.response.body", "body": error_frame(error_body(refusal))})
+                return
             await send_error(send, refusal)
 
 

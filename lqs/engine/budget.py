@@ -1,0 +1,68 @@
+"""The memory that all loaded models together may take, and whether each model on demand fits into it at all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from lqs.config import Config
+from lqs.engine.catalog import Entry
+from lqs.engine.plan import Plan
+from lqs.errors import ConfigError
+from lqs.placement.gpus import SYSTEM_POOL
+
+_MB = 1_000_000
+
+
+def room_of(config: Config, plans: Sequence[Plan]) -> dict[str, int]:
+    """Bytes by pool for all loaded models: what is free beside the margin, at most `engine.loaded_mb`.
+
+    A pool of which nobody knows what is free is left out.
+    """
+    bound = config.engine.loaded_mb * _MB
+    room = {pool: free for plan in plans for pool, free in plan.all_room.items() if free is not None}
+    return {pool: min(free, bound) if bound else free for pool, free in room.items()}
+
+
+def staying(entries: Sequence[Entry], plans: Sequence[Plan]) -> Counter[str]:
+    """Bytes by pool of the models that are there from the start."""
+    total: Counter[str] = Counter()
+    for entry, plan in zip(entries, plans, strict=True):
+        if not entry.model.on_demand:
+            total.update(plan.takes)
+    return total
+
+
+def check_budget(entries: Sequence[Entry], plans: Sequence[Plan]) -> None:
+    """Raises ConfigError for a model on demand that could never come: requests for it would only wait."""
+    config = entries[0].config
+    room, stay = room_of(config, plans), staying(entries, plans)
+    for entry, plan in zip(entries, plans, strict=True):
+        for pool, takes in plan.takes.items():
+            if not entry.model.on_demand or pool not in room or stay[pool] + takes <= room[pool]:
+                continue
+            least = -(-(stay[pool] + takes) // _MB)
+            raise ConfigError(
+                f"engine.loaded_mb: {entry.name} can never be loaded. It takes {-(-takes // _MB)} MB of {where(pool)} "
+                f"and the models that stay {-(-stay[pool] // _MB)} MB; {max(room[pool], 0) // _MB} MB are for all. "
+                f"Set at least {least}, or 0 for what is free; or less engine.ctx or models.{entry.name}.ctx."
+            )
+
+
+def num_together(takes: Sequence[Mapping[str, int]], left: Mapping[str, int]) -> tuple[int, int]:
+    """How many of the models may be there at once, whichever they are, and how many at most."""
+    return _num_fitting(takes, left, largest_first=True), _num_fitting(takes, left, largest_first=False)
+
+
+def where(pool: str) -> str:
+    """A pool in words."""
+    return "this machine" if pool == SYSTEM_POOL else pool
+
+
+def _num_fitting(takes: Sequence[Mapping[str, int]], left: Mapping[str, int], *, largest_first: bool) -> int:
+    num = len(takes)
+    for pool, free in left.items():
+        in_order = sorted((each.get(pool, 0) for each in takes), reverse=largest_first)
+        while num and sum(in_order[:num]) > free:
+            num -= 1
+    return num
