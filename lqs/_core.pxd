@@ -410,11 +410,13 @@ cdef struct DeviceSlot:
     uint32_t wants_rest     # atomic: as wants_drain, by who looks after its health
     uint32_t wants_limit    # atomic: no more than so many run there; 0: no limit but its own
     uint64_t stall_ns       # atomic: a step that takes longer is taken for dead; 0: none is
-    char pad_wants[24]
+    uint32_t wants_sequences  # atomic; counts once wants_capacity says so
+    char pad_wants[20]
     uint32_t dead           # atomic; set by any thread, never cleared
     uint32_t index
     uint32_t model
-    uint32_t num_sequences
+    uint32_t num_sequences  # at most as many as its rings have places for
+    uint32_t num_sequences_max  # constant
     uint64_t kv_tokens
     uint32_t token_bytes    # what the KV of a token takes
     uint32_t kv_block       # promises grow by so many tokens; 0: each is for all it may need

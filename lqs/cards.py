@@ -24,6 +24,7 @@ from lqs.placement.poller import Poller
 from lqs.placement.reader import Reader
 from lqs.placement.standing import remarks, standings
 from lqs.placement.survey import Survey, survey_of
+from lqs.upkeep import Upkeep
 
 _MB = 1_000_000
 # A driver that takes longer to answer is planned without.
@@ -41,15 +42,17 @@ class Cards:
     def __init__(self, config: Config, environ: MutableMapping[str, str], log: Log) -> None:
         pin_order(environ)
         self._environ = environ
-        self._notices = Notices(log, config.engine.gpu_margin_mb * _MB)
         self._margin_bytes = config.engine.gpu_margin_mb * _MB
         self._log = log
         self._headrooms: Headrooms | None = None
+        notices = Notices(log, self._margin_bytes)
+        # In the poller's thread.
+        upkeep = Upkeep({"GPUs": notices.look, "headroom": self._look_at_headroom}, log)
         self._survey: Survey | None = None
         self._poller = Poller(
             lambda: Reader(memory_free_bytes),
             interval_s=config.placement.nvml_s or _NEVER_S,
-            on_snapshot=self._look,
+            on_snapshot=upkeep.look,
         )
         self._is_watching = False
 
@@ -112,9 +115,7 @@ class Cards:
         for remark in remarks(snapshot, numbering, has_cuda=has_cuda):
             self._log.warning(remark)
 
-    def _look(self, snapshot: Snapshot) -> None:
-        """In the poller's thread."""
-        self._notices.look(snapshot)
+    def _look_at_headroom(self, snapshot: Snapshot) -> None:
         if self._headrooms is not None:
             self._headrooms.look(snapshot)
 

@@ -18,6 +18,7 @@ from lqs.config_limits import LimitConfig
 from lqs.config_models import ModelConfig, served_of
 from lqs.config_placement import PlacementConfig
 from lqs.config_tiers import TierConfig, default_tiers
+from lqs.describe import NAME
 from lqs.describe import key as _key
 from lqs.overflow import OverflowConfig
 from lqs.protection import AlertsConfig, DegradeConfig, RefusalsConfig
@@ -57,7 +58,7 @@ class ServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
         str,
         _key(
             "Under --supervise, whether the old server runs while the new one loads: overlap; hold, and connections "
-            "wait meanwhile; auto: overlap on CPUs where there is memory for two.",
+            "wait meanwhile; auto: overlap on CPUs where there is memory for two. It is read when the parent starts.",
             pattern="^(auto|overlap|hold)$",
         ),
     ] = "auto"
@@ -67,7 +68,7 @@ class QueueConfig(OverflowConfig, frozen=True, forbid_unknown_fields=True):
     """The classes in which requests wait, for how long, and what happens when they are full."""
 
     levels: Annotated[
-        tuple[Annotated[str, Meta(pattern="^[a-z][a-z0-9_]{0,31}$")], ...],
+        tuple[Annotated[str, Meta(pattern=NAME)], ...],
         _key("Names of the classes, the most urgent first.", min_length=1, max_length=8),
     ] = ("critical", "high", "normal", "low", "background")
     caps: Annotated[

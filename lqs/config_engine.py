@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from lqs.describe import key
+from lqs.describe import CORES, key
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -21,7 +21,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = ("auto",)
     cores: Annotated[
-        tuple[Annotated[str, Meta(pattern="^[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*$")], ...],
+        tuple[Annotated[str, Meta(pattern=CORES)], ...],
         key("Cores of cpu:0, cpu:1, ...: 0-3, 4,6; empty: all, shared.", min_length=0, max_length=64),
     ] = ()
     memory_mb: Annotated[
@@ -38,7 +38,10 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         int,
         key("Threads of a CPU device slot; 0: its share of the cores.", "threads", ge=0, le=512),
     ] = 0
-    parallel: Annotated[int, key("Sequences per device slot.", "sequences", ge=1, le=256)] = 32
+    parallel: Annotated[
+        int,
+        key("Sequences per device slot; fewer where memory is short: one for 256 tokens.", "sequences", ge=1, le=256),
+    ] = 32
     urgent_sequences: Annotated[
         int,
         key("Beside those: for requests of a better class than one that runs.", "sequences", ge=0, le=255),

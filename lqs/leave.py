@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lqs.api.services import Services
+from lqs.api.services import Control, Reloaded, Services
 from lqs.engine.plan import probe_machine
 from lqs.listen import HttpServer
-from lqs.parent import notify
+from lqs.parent import ask_restart, ask_successor, notify
+from lqs.process import Stoppable, in_thread
 
 if TYPE_CHECKING:
     from lqs.engine.slot import Slot
@@ -33,12 +35,36 @@ def announce(environ: Mapping[str, str], slots: Iterable[Slot]) -> None:
     notify(environ, f"READY=1\nX_LQS_OVERLAP={fits_twice(slot.device for slot in slots):d}")
 
 
+def make_control(
+    server: Callable[[], Stoppable], reload: Callable[[], Reloaded], environ: Mapping[str, str]
+) -> Control:
+    """What an admin may ask of the process that `server` gives."""
+
+    def end() -> None:
+        # Before it begins: a successor may be on its way, and even replace one that drains.
+        say_end(environ)
+        server().stop()
+
+    return Control(
+        end,
+        reload,
+        lambda: in_thread(partial(ask_restart, environ), "lqs-restart"),
+        lambda: in_thread(partial(ask_successor, environ), "lqs-restart"),
+    )
+
+
+def say_end(environ: Mapping[str, str]) -> None:
+    """Tell who started this process that it was told to end, so that no successor takes its place."""
+    notify(environ, "STOPPING=1\nX_LQS_DRAIN=1")
+
+
 async def take_leave(services: Services, http: HttpServer | None, stop_wanted: asyncio.Event) -> None:
     """Serve what is here: drain if the server is to stop, else hand over."""
-    notify(os.environ, "STOPPING=1")
     if stop_wanted.is_set() or http is None:
+        say_end(os.environ)
         await drain(services)
     else:
+        notify(os.environ, "STOPPING=1")
         await hand_over(services, http, stop_wanted)
 
 

@@ -71,6 +71,7 @@ class Lineage:
         self._start_at_s = math.inf
         self._is_held = False  # The next one starts when the old one has made room.
         self._has_served = False
+        self._failed = ""  # The last successor, and how.
         self._crashes: list[float] = []
         self._is_stopping = False
         self._exit = 0
@@ -98,14 +99,20 @@ class Lineage:
         """Start the first one."""
         self._current = Child(self._start())
 
-    def restart(self, now_s: float) -> None:
-        """Put a new one in the place of the one that serves, without a gap that anybody sees."""
+    @property
+    def successor(self) -> str:
+        """What became of the last restart, for who asked for it: none, starting, or failed and how."""
+        is_coming = self._next is not None or (self._current is None and not self._is_stopping)
+        return "starting" if is_coming else self._failed or "none"
+
+    def restart(self, now_s: float) -> str:
+        """Put a new one in the place of the one that serves, without a gap that anybody sees; why not, or empty."""
         current = self._current
         if self._is_stopping:
-            return
+            return self._refuse("the server is told to end")
         if current is None or not current.is_ready or self._next is not None:
-            self._log.warning("no restart: a server is starting already")
-            return
+            return self._refuse("a server is starting already")
+        self._failed = ""
         overlap = current.may_overlap if self._rules.overlap is None else self._rules.overlap
         self._log.info("restarting", old=current.pid, mode="overlap" if overlap else "hold")
         if overlap:
@@ -113,12 +120,24 @@ class Lineage:
         else:
             self._current, self._is_held = None, True
             self._retire(current, now_s)
+        return ""
 
     def stop(self, number: int) -> None:
         """Pass on a signal that ends servers; all is over when they have ended."""
         self._is_stopping = True
         self._start_at_s = math.inf
         self.send_all(number)
+
+    def drains(self, pid: int) -> None:
+        """A server was told to end, by a signal of its own or an admin's call: so do those before and after it."""
+        if self._is_stopping or not self.has(pid):
+            return
+        self._log.info("a server was told to end: all of it ends", pid=pid)
+        self._end_beside(pid)
+
+    def has(self, pid: int) -> bool:
+        """Whether that process is one of the servers."""
+        return any(child.pid == pid for child in self._children())
 
     def send_all(self, number: int) -> None:
         """Pass a signal on to every server."""
@@ -146,7 +165,9 @@ class Lineage:
             self._lost(pid, code, now_s)
         elif self._next is not None and pid == self._next.pid:
             self._next = None
-            self._log.error("the new server did not come up, the old one goes on", pid=pid, how=how(code))
+            if not self._is_stopping:
+                self._failed = f"failed: {how(code)}"
+                self._log.error("the new server did not come up, the old one goes on", pid=pid, how=how(code))
         elif any(pid == child.pid for child in self._leaving):
             self._leaving = [child for child in self._leaving if child.pid != pid]
             if code:
@@ -169,6 +190,18 @@ class Lineage:
     def _children(self) -> Iterator[Child]:
         yield from (child for child in (self._current, self._next, *self._leaving) if child is not None)
 
+    def _refuse(self, reason: str) -> str:
+        self._log.warning(f"no restart: {reason}")
+        return reason
+
+    def _end_beside(self, pid: int) -> None:
+        """End whoever is not of that number; that one ends already, and would take a second signal for haste."""
+        self._is_stopping = True
+        self._start_at_s = math.inf
+        for child in list(self._children()):
+            if child.pid != pid:
+                self._send(child.pid, signal.SIGTERM)
+
     def _retire(self, child: Child, now_s: float) -> None:
         """Have it accept nobody any more, serve who is connected, and end."""
         child.kill_at_s = now_s + self._rules.leave_s
@@ -182,7 +215,7 @@ class Lineage:
         elif code == 0:
             # By a signal of its own, or an admin's call.
             self._log.info("the server has ended as it was told to", pid=pid)
-            self._is_stopping = True
+            self._end_beside(pid)
         elif code > 0 and not self._has_served:
             # It has said why; another try would say the same.
             self._exit, self._is_stopping = code, True

@@ -18,6 +18,7 @@ from lqs.engine.drill import Break, lost_cards
 from lqs.engine.keeper import Keeper
 from lqs.engine.loading import Loader
 from lqs.engine.plan import Plan, make_plan
+from lqs.engine.remarks import remarks_on
 from lqs.engine.residents import Standing
 from lqs.engine.slots import Models
 from lqs.observe.log import Log
@@ -77,6 +78,8 @@ def make_machinery(
     fleet = _make_fleet(config, models, plans, cards, log)
     models.when_there(fleet.came, fleet.loaded)
     keeper = Keeper(config, models, scheduler, log, lost_cards=lambda: cards.lost() | lost_cards(drill, models.slots))
+    for remark in remarks_on(entries, plans):
+        log.warning(remark)
     return Machinery(cards, models, fleet, keeper)
 
 

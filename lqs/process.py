@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
@@ -21,7 +22,7 @@ class Stoppable(Protocol):
     async def run(self) -> int: ...
     def stop(self) -> None: ...
     def hand_over(self) -> None: ...
-    def reload(self) -> str | None: ...
+    def reload(self) -> object: ...
 
 
 class Hangup:
@@ -40,6 +41,12 @@ def leave(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def place_of(error: BaseException) -> str:
+    """The kind of an error and where it came from. Not what it says: that may quote anything."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__} in {last.name}, {os.path.basename(last.filename)}:{last.lineno}"
 
 
 async def in_thread(function: Callable[[], T], name: str) -> T:
@@ -81,6 +88,8 @@ async def run_with_signals(server: Stoppable, hangup: Hangup | None = None) -> i
         loop.add_signal_handler(number, ask)
     loop.add_signal_handler(signal.SIGHUP, server.reload)
     loop.add_signal_handler(signal.SIGUSR1, server.hand_over)
+    # A supervisor has them wait until there is somebody to heed them.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
     if hangup is not None and hangup.was_asked:
         server.reload()
     try:

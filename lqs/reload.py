@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from lqs.api.services import Services
+from lqs.api.services import Reloaded, Services
 from lqs.config import Config
 from lqs.errors import ConfigError, StartError
 from lqs.settings import check_together
@@ -34,8 +34,8 @@ class Reloader:
         self._services = services
         self._read = read
 
-    def reload(self) -> str | None:
-        """Take over what may change; what is wrong with what was read is logged, returned, and changes nothing."""
+    def reload(self) -> Reloaded:
+        """Take over what may change; what is wrong with what was read changes nothing. Both are logged and returned."""
         services = self._services
         log, keys = services.log, services.keys
         try:
@@ -44,7 +44,7 @@ class Reloader:
             keys.reload(config)
         except StartError as error:
             log.error("reload failed, nothing changed", reason=str(error))
-            return str(error)
+            return Reloaded(problem=str(error))
         services.gate.reload(config)
         services.models.set_weights(config)
         log.info("reloaded", keys=keys.num_keys)
@@ -52,7 +52,7 @@ class Reloader:
             log.warning("some changes wait for a restart", settings=",".join(waiting))
         if keys.is_guarded and not keys.num_keys:
             log.warning("nobody can come in: the key file is missing or empty", file=config.keys.file)
-        return None
+        return Reloaded(waiting=waiting)
 
 
 def taken_over(started: Config, read: Config) -> tuple[Config, list[str]]:

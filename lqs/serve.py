@@ -22,7 +22,7 @@ from lqs.admission.keys import KeyRing
 from lqs.admission.limits import Limiters
 from lqs.admission.prompts import Prompts
 from lqs.api.app import create_app
-from lqs.api.services import Control, Services
+from lqs.api.services import Services
 from lqs.collector import Collector
 from lqs.config import Config
 from lqs.engine import library
@@ -31,7 +31,7 @@ from lqs.engine.drill import Break
 from lqs.engine.store import Store, store_folder
 from lqs.errors import StartError
 from lqs.guard import Guard, make_actions
-from lqs.leave import LAST_WORDS_S, announce, take_leave
+from lqs.leave import LAST_WORDS_S, announce, make_control, take_leave
 from lqs.listen import HttpServer, make_http, url_of
 from lqs.load_watch import watch_load
 from lqs.machinery import Machinery, make_machinery
@@ -39,8 +39,7 @@ from lqs.observe.alerts import Alerts, Switch
 from lqs.observe.door import door_log
 from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
-from lqs.parent import ask_restart
-from lqs.process import Hangup, in_thread, leave, raise_file_limit, run_with_signals
+from lqs.process import Hangup, in_thread, leave, place_of, raise_file_limit, run_with_signals
 from lqs.reload import Reloader
 from lqs.scheduling.core import make_door, make_scheduler
 from lqs.scheduling.desk import Desk
@@ -48,6 +47,7 @@ from lqs.scheduling.outlook import make_outlook
 from lqs.scheduling.prefixes import make_prefixes
 from lqs.settings import check_exposure
 from lqs.sockets import bind
+from lqs.upkeep import Upkeep
 
 _WATCH_INTERVAL_S = 0.5
 # A load may stand still for so many times engine.stall_s.
@@ -107,6 +107,10 @@ class Server:
         watch = asyncio.create_task(self._watch())
         try:
             return await self._live(listening)
+        except Exception as error:
+            # Nothing foresees it; threads, sockets and models are closed all the same.
+            self._log.error("failed, please report it", reason=place_of(error))
+            return 1
         finally:
             watch.cancel()
             await self._close()
@@ -201,13 +205,16 @@ class Server:
 
     async def _watch(self) -> None:
         """Look after the device slots and the load; collect garbage."""
+        duties = {
+            "device slots": self._keeper.look,
+            "load": self._guard.look,
+            "models": lambda _: self._fleet.tend(),
+            "drains": self._gate.drains.look,
+            "garbage": lambda now_ns: self._collector.tend(self._desk.num_inside, now_ns),
+        }
+        upkeep = Upkeep(duties, self._log)
         while True:
-            now_ns = time.monotonic_ns()
-            self._keeper.look(now_ns)
-            self._guard.look(now_ns)
-            self._fleet.tend()
-            self._gate.drains.look(now_ns)
-            self._collector.tend(self._desk.num_inside, now_ns)
+            upkeep.look(time.monotonic_ns())
             await asyncio.sleep(_WATCH_INTERVAL_S)
 
 
@@ -255,12 +262,13 @@ def build(
     desk = Desk(scheduler, metrics, door=make_door(config), outlook=outlook, body=body, prefixes=past, on_door=on_door)
     prompts = Prompts(config.prompts)
     gate = Gate(config, desk=desk, models=models, prompts=prompts, limits=limits, fleet=made.fleet)
+    models.obey(gate.drains)
     actions = make_actions(lambda: gate.config, tighten=tighten, degrade=gate.degrader.force, desk=desk)
     alerts = Alerts(config.alerts, log, actions)
     services = Services(
         config=config, gate=gate, desk=desk, keys=keys, models=models, metrics=metrics, alerts=alerts, log=log,
         fleet=made.fleet, keeper=made.keeper,
-        control=Control(lambda: server.stop(), lambda: server.reload(), lambda: ask_restart(environ)),  # noqa: PLW0108
+        control=make_control(lambda: server, lambda: server.reload(), environ),  # noqa: PLW0108
     )  # fmt: skip
     guard = Guard(lambda: gate.config, alerts, desk, metrics)
     server = Server(config, services, made=made, prompts=prompts, guard=guard, reread=reload_config, passed=passed)

@@ -20,7 +20,7 @@ from lqs.config_limits import LimitConfig, limit_rules
 from lqs.config_models import ModelConfig, model_rules
 from lqs.config_tiers import TierConfig
 from lqs.errors import ConfigError
-from lqs.wording import in_words, offer, pattern_in_words
+from lqs.wording import complaint, in_words, offer, pattern_in_words
 
 _ENV_PREFIX = "LQS_"
 # NAME=VALUE of what is called LQS_* and is no setting: where models are, the key of `lqs chat`, the
@@ -217,7 +217,19 @@ def _name_the_key(message: str, tree: Mapping[str, Any]) -> str:
     section, is_inside, _ = where.partition("[...]")
     if is_inside and section in NAMED:
         where = where.replace("[...]", f".{_wrong_table(tree[section], NAMED[section])}", 1)
-    return f"{where}: {in_words(what)}."
+    return f"{where}: {complaint(what, _value_at(tree, where))}"
+
+
+def _value_at(tree: Any, where: str) -> Any:
+    """What stands in the tree at `section.key[0]`; None if a name in it has a dot."""
+    for part in re.findall(r"[^.\[\]]+", where):
+        if isinstance(tree, Mapping):
+            tree = tree.get(part)
+        elif isinstance(tree, list) and part.isdecimal() and int(part) < len(tree):
+            tree = tree[int(part)]
+        else:
+            return None
+    return tree
 
 
 def _wrong_table(tables: Mapping[str, Any], struct: type[Struct]) -> str:

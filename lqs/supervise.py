@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from lqs.lineage import Lineage, Rules, Teller
-from lqs.parent import notify
+from lqs.parent import RESTART, SUCCESSOR, notify
 from lqs.sockets import FIRST_FD
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid of who sent a datagram.
@@ -88,7 +88,7 @@ class Supervisor:
     def _take_notes(self) -> None:
         while True:
             try:
-                data, extra, _, _ = self._notes.recvmsg(_NOTE_BYTES_MAX, socket.CMSG_SPACE(_CREDENTIALS.size))
+                data, extra, _, sender = self._notes.recvmsg(_NOTE_BYTES_MAX, socket.CMSG_SPACE(_CREDENTIALS.size))
             except BlockingIOError:
                 return
             words = data.decode(errors="replace").split("\n")
@@ -97,10 +97,28 @@ class Supervisor:
                 for level, kind, content in extra
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
             ]
-            if "READY=1" in words and pids:
-                self._lineage.ready(pids[0], time.monotonic(), may_overlap="X_LQS_OVERLAP=1" in words)
-                if self._lineage.is_ready:
-                    notify(self._environ, "READY=1")
+            if pids and self._lineage.has(pids[0]):
+                self._heed(pids[0], words, sender)
+
+    def _heed(self, pid: int, words: Sequence[str], sender: bytes) -> None:
+        """What a server says of itself, or asks."""
+        if "READY=1" in words:
+            self._lineage.ready(pid, time.monotonic(), may_overlap="X_LQS_OVERLAP=1" in words)
+            if self._lineage.is_ready:
+                notify(self._environ, "READY=1")
+        elif "X_LQS_DRAIN=1" in words:
+            self._lineage.drains(pid)
+            if self._lineage.is_stopping:
+                notify(self._environ, "STOPPING=1")
+        elif RESTART in words:
+            self._answer(sender, self._lineage.restart(time.monotonic()))
+        elif SUCCESSOR in words:
+            self._answer(sender, self._lineage.successor)
+
+    def _answer(self, sender: bytes, text: str) -> None:
+        # Who asked may be gone, or wait no more.
+        with contextlib.suppress(OSError):
+            self._notes.sendto(text.encode(), sender)
 
     def _take_signals(self, signals: socket.socket) -> None:
         try:
@@ -128,12 +146,15 @@ class Supervisor:
 
     def _start(self) -> int:
         parent = os.getpid()
+        # A stop that comes before the server can heed it is kept for it: see `run_with_signals`.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
         pid = os.fork()
         if pid == 0:
             try:
                 self._become(parent)
             finally:
                 os._exit(127)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
         return pid
 
     def _become(self, parent: int) -> None:
@@ -144,7 +165,7 @@ class Supervisor:
         self._prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:
             return
-        # What comes before the server can heed it must not end it.
+        # What else comes before the server can heed it must not end it.
         for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
         # Before the socket is put where this one may be.

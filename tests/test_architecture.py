@@ -25,10 +25,10 @@ FLOORS = (
     {"cli"},
     {"commands"},
     {"simulate"},
-    {"serve", "supervise", "collector", "process", "guard", "reload", "cards", "load_watch", "machinery"},
+    {"serve", "supervise", "collector", "guard", "reload", "cards", "load_watch", "machinery"},
     {"leave"},
     {"listen"},
-    {"transport", "sockets", "parent", "lineage"},
+    {"transport", "sockets", "parent", "lineage", "process", "upkeep"},
     {"api"},
     {"admission"},
     {"scheduling"},
@@ -48,9 +48,8 @@ FLOORS = (
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Read as one part although they are several files.
 NEIGHBOURS = {
-    *(("serve", name) for name in ("collector", "process", "guard", "reload", "load_watch", "machinery")),
+    *(("serve", name) for name in ("collector", "guard", "reload", "load_watch", "machinery")),
     ("machinery", "cards"),
-    ("machinery", "process"),
 }
 
 # Each foreign library comes in by one door.

@@ -62,11 +62,13 @@ def test_whether_both_run_at_once_is_set_or_follows_the_memory(overlap: bool | N
 
 
 def test_without_room_for_two_the_next_one_starts_when_the_old_one_has_ended() -> None:
+    """B49: what is waited for is the end of its process, with which its memory is free, and no figure of a card."""
     scene = Scene(overlap=False).served()
     scene.line.restart(0)
     assert scene.sent == [(1, signal.SIGUSR1)]
     scene.line.restart(0)
     assert (scene.num_started, scene.told[-1]) == (1, "no restart: a server is starting already")
+    assert scene.line.successor == "starting"
     scene.line.ended(1, 0, 5)
     assert scene.num_started == 2
     assert not scene.line.is_ready
@@ -77,21 +79,49 @@ def test_without_room_for_two_the_next_one_starts_when_the_old_one_has_ended() -
 def test_a_successor_that_does_not_come_up_leaves_the_old_one_alone() -> None:
     scene = Scene().served()
     scene.line.restart(0)
+    assert scene.line.successor == "starting"
     scene.line.ended(2, 1, 1)
     assert scene.line.is_ready
     assert scene.sent == []
+    assert scene.line.successor == "failed: exit code 1"
     scene.line.restart(2)
+    assert scene.line.successor == "starting"
     assert scene.num_started == 3
 
 
 def test_a_second_restart_waits_for_the_first() -> None:
     scene = Scene()
-    scene.line.restart(0)
+    assert scene.line.restart(0) == "a server is starting already"
     assert scene.num_started == 1
     scene.ready(1)
-    scene.line.restart(0)
-    scene.line.restart(0)
+    assert scene.line.successor == "none"
+    assert scene.line.restart(0) == ""
+    assert scene.line.restart(0) == "a server is starting already"
     assert scene.num_started == 2
+
+
+def test_the_memory_of_one_that_does_not_end_is_waited_for_until_the_limit_and_no_longer() -> None:
+    """B49: it is killed then, and the next one begins as soon as its process is gone."""
+    scene = Scene(overlap=False).served()
+    scene.line.restart(0)
+    assert scene.line.due_s() == LEAVE_S
+    scene.line.tend(LEAVE_S)
+    assert scene.sent == [(1, signal.SIGUSR1), (1, signal.SIGKILL)]
+    assert scene.num_started == 1
+    scene.line.ended(1, -signal.SIGKILL, LEAVE_S)
+    assert scene.num_started == 2
+
+
+def test_one_that_crashed_while_its_memory_was_waited_for_is_followed_at_once() -> None:
+    """B49: its memory is free already."""
+    scene = Scene(overlap=False).served()
+    scene.line.restart(0)
+    scene.line.ended(1, -signal.SIGSEGV, 1)
+    assert scene.num_started == 2
+    scene.line.tend(2 * LEAVE_S)
+    assert scene.sent == [(1, signal.SIGUSR1)]
+    scene.ready(2)
+    assert scene.line.is_ready
 
 
 def test_an_old_server_that_does_not_end_is_killed_once() -> None:
@@ -110,6 +140,7 @@ def test_an_old_server_that_does_not_end_is_killed_once() -> None:
 
 
 def test_a_crash_starts_it_again_later_each_time_and_in_the_end_no_more() -> None:
+    """B49: nobody waits for the memory of a process that is gone; only crash after crash waits longer."""
     scene = Scene().served()
     now_s = 0.0
     for number, wait_s in enumerate((1, 2, 3), start=1):
@@ -154,6 +185,39 @@ def test_a_server_that_ends_well_by_itself_was_told_to() -> None:
     scene = Scene().served()
     scene.line.ended(1, 0, 0)
     assert (scene.line.code, scene.num_started) == (0, 1)
+
+
+def test_one_that_was_told_to_end_takes_its_successor_along() -> None:
+    scene = Scene().served()
+    scene.line.restart(0)
+    scene.line.ended(1, 0, 1)
+    assert scene.sent == [(2, signal.SIGTERM)]
+    scene.line.ended(2, -signal.SIGTERM, 2)
+    assert (scene.line.code, scene.num_started) == (0, 2)
+    assert "the new server did not come up, the old one goes on" not in scene.told
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_one_that_says_so_ends_all_even_where_its_successor_is_faster(is_replaced: bool) -> None:
+    scene = Scene().served()
+    scene.line.restart(0)
+    if is_replaced:
+        scene.ready(2)
+    scene.sent.clear()
+    for _ in range(2):
+        scene.line.drains(1)
+    # A second signal would end it at once.
+    assert scene.sent == [(2, signal.SIGTERM)]
+    assert scene.line.restart(1) == "the server is told to end"
+    scene.line.ended(1, 0, 1)
+    scene.line.ended(2, 0, 1)
+    assert (scene.line.code, scene.num_started) == (0, 2)
+
+
+def test_a_stranger_ends_nobody() -> None:
+    scene = Scene().served()
+    scene.line.drains(99)
+    assert (scene.sent, scene.line.is_stopping) == ([], False)
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [(0, 0), (1, 1), (-signal.SIGTERM, 1)])

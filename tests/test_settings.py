@@ -138,6 +138,7 @@ def test_with_few_classes_the_usual_tiers_move_together(tmp_path: Path) -> None:
     assert {name: tier.level for name, tier in tiers.items()} == {"vip": 0, "normal": 1, "free": 1, "batch": 1}
 
 
+POLICIES = "must be one of least_connections, vram, weighted_round_robin, load"
 LIMIT = "[limits.a]\namount = 10\n"
 
 
@@ -169,6 +170,12 @@ LIMIT = "[limits.a]\namount = 10\n"
         ("[queue]\ncaps = [1, 2]", "queue.caps: give one number, or one for each of the 5 classes."),
         ("[queue]\nevict = [true, true, true, true, true, false]", "queue.evict: there are only 5 classes."),
         ("[queue]\non_full = ['drop']", "queue.on_full[0]: must be one of refuse, demote."),
+        ("[queue]\non_full = ['demotes']", "queue.on_full[0]: must be one of refuse, demote; did you mean demote?"),
+        (
+            "[placement]\npolicy = 'round_robin'",
+            f"placement.policy: {POLICIES}; did you mean weighted_round_robin?",
+        ),
+        ("[engine]\ncores = ['0', '0-a']", "engine.cores[1]: must be numbers of cores, such as 0-3 or 0,2,4-5."),
         ("[queue]\nplace_wait_s = [-1.0]", "queue.place_wait_s[0]: must be a number >= 0"),
         ("[queue]\nwarn_clear_at = 0.9", "queue.warn_clear_at: 0.9 must not be above queue.warn_at, 0.8; set both."),
         ("[queue]\ntable_capacity = 100", "queue.table_capacity: must hold"),
@@ -211,6 +218,7 @@ def test_a_wrong_setting_is_named(tmp_path: Path, text: str, message: str) -> No
             "LQS_QUEUE_TIMEOUTS: there is no such setting; did you mean LQS_QUEUE_TIMEOUT_S?",
         ),
         ({"LQS_QUEUE_TOTAL": "many"}, "LQS_QUEUE_TOTAL: must be a whole number."),
+        ({"LQS_PLACEMENT_POLICY": "VRAMs"}, f"placement.policy: {POLICIES}; did you mean vram?"),
         ({"LQS_QUEUE_CAPS": "1,many"}, "LQS_QUEUE_CAPS: must be a whole number."),
         ({"LQS_QUEUE_CAPS": "[1, 2"}, "LQS_QUEUE_CAPS: must be a whole number."),
         ({"LQS_SERVR_PORT": "1"}, "LQS_SERVR_PORT: there is no such setting; did you mean LQS_SERVER_PORT?"),

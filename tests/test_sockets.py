@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from lqs.config import Config
 from lqs.errors import StartError
-from lqs.parent import ask_restart, notify
+from lqs.parent import RESTART, SUCCESSOR, ask_restart, ask_successor, notify
 from lqs.sockets import take_socket, with_address
 
 
@@ -73,10 +73,23 @@ def test_readiness_is_told_to_a_path_and_to_an_abstract_address(tmp_path: object
     notify({}, "READY=1")
 
 
-def test_only_a_supervisor_that_is_the_parent_is_asked_for_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "kill", lambda *args: sent.append(args))
-    assert not ask_restart({})
-    assert not ask_restart({"LQS_SUPERVISOR": "1"} if os.getppid() != 1 else {})
-    assert ask_restart({"LQS_SUPERVISOR": str(os.getppid())})
-    assert sent == [(os.getppid(), signal.SIGUSR2)]
+def test_only_a_supervisor_that_is_the_parent_is_asked_for_a_restart() -> None:
+    parent = str(os.getppid())
+    for environ in ({}, {"LQS_SUPERVISOR": parent + "0"}):
+        assert "--supervise" in ask_restart(environ)
+        assert ask_successor(environ) == "none"
+    environ = {"LQS_SUPERVISOR": parent, "NOTIFY_SOCKET": "@lqs-test-asked"}
+    assert ask_restart(environ) == "the supervisor does not answer"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notes, ThreadPoolExecutor(1) as pool:
+        notes.bind("\0lqs-test-asked")
+        for ask, question, answer in ((ask_restart, RESTART, ""), (ask_successor, SUCCESSOR, "failed: exit code 2")):
+            told = pool.submit(ask, environ)
+            said, sender = notes.recvfrom(100)
+            assert said.decode() == question
+            with (
+                socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger,
+                pytest.raises(OSError, match="permitted"),
+            ):
+                stranger.sendto(b"failed: a lie", sender)
+            notes.sendto(answer.encode(), sender)
+            assert told.result(10) == answer

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_NO_DEVICE_RETRY_S = 30.0
+# Where nobody knows when: how often it is worth a look.
+_UNKNOWN_RETRY_S = 30.0
 # What a client is told by the reason for which it does not come in.
 _NO_PLACE = {
     "queue_full": "The queue is full for class {level}.",
@@ -90,7 +91,7 @@ class Gate:
         desk.when_over(self._over)
         self._rng = rng or random.Random()
         self._service_s = service_s or desk.service_s
-        self._drained_at_ns: int | None = None
+        self.drained_at_ns: int | None = None  # Since then the server ends.
         self._shut = asyncio.Event()
 
     @property
@@ -160,7 +161,7 @@ class Gate:
 
     def drain(self, now_ns: int) -> None:
         """Let nobody in any more; `now_ns` starts the time that clients are told to wait."""
-        self._drained_at_ns = now_ns
+        self.drained_at_ns = now_ns
         self._desk.entrance.dismiss("draining")
 
     def shut(self) -> None:
@@ -181,7 +182,7 @@ class Gate:
 
     def closed_reason(self) -> str | None:
         """Why nobody can come in just now, as a refusal's code; None when the server is ready."""
-        if self._drained_at_ns is not None:
+        if self.drained_at_ns is not None:
             return "draining"
         if self._models.is_loading:
             return "model_loading"
@@ -208,7 +209,7 @@ class Gate:
 
     def _open(self, request: Request, now_ns: int) -> Served:
         """The model that is asked for, if it is served just now."""
-        if self._drained_at_ns is not None:
+        if self.drained_at_ns is not None:
             raise self._draining(request, now_ns)
         served = self._models.find(request.model)
         if served is None:
@@ -217,6 +218,8 @@ class Gate:
                 param="model",
                 code="model_not_found",
             )
+        if self.drains.is_closed(served.index):
+            raise self._draining(request, now_ns)
         # One on demand is waited for, or that says why it does not come.
         if served.is_absent or (served.is_loading and served.is_on_demand):
             return served
@@ -225,10 +228,7 @@ class Gate:
             raise self._refusal(request, "model_loading", "The model is loading.", self._spread(wait_s))
         if not served.has_healthy_device:
             message = "No device can serve the model just now."
-            raise self._refusal(request, "no_device", message, self._spread(_NO_DEVICE_RETRY_S))
-        if self.drains.is_closed(served.index):
-            request.model_index = served.index
-            raise self._draining(request, now_ns)
+            raise self._refusal(request, "no_device", message, self._spread(_UNKNOWN_RETRY_S))
         return served
 
     def _over(self, request: Request, outcome: Outcome | None) -> None:
@@ -238,10 +238,7 @@ class Gate:
 
     def _are_all_closed(self) -> bool:
         """Whether an operator has drained every model."""
-        if not self.drains.has_closed:
-            return False
-        served = (self._models.find(name) for name in self._models.names())
-        return all(each is None or self.drains.is_closed(each.index) for each in served)
+        return self.drains.has_closed and all(self.drains.is_closed(each.index) for each in self._models.all())
 
     async def _work(self, request: Request, source: PromptSource, served: Served) -> tuple[Work, Served]:
         """The prompt for whoever is to answer, the model that was asked for or its fallback."""
@@ -284,10 +281,10 @@ class Gate:
         return self._refusal(request, no_place.reason, message, wait_s)
 
     def _draining(self, request: Request, now_ns: int) -> RequestRefused:
-        if self._drained_at_ns is None:
-            left_s = self.drains.left_s(request.model_index, now_ns)
-            return self._refusal(request, "draining", "The model takes no requests just now.", self._spread(left_s))
-        left_s = self._config.server.drain_s - (now_ns - self._drained_at_ns) / NS_PER_S
+        if self.drained_at_ns is None:
+            message = "An operator has drained the model; nobody has said until when."
+            return self._refusal(request, "draining", message, self._spread(_UNKNOWN_RETRY_S))
+        left_s = self._config.server.drain_s - (now_ns - self.drained_at_ns) / NS_PER_S
         return self._refusal(request, "draining", "The server is shutting down.", self._spread(left_s))
 
     def _refusal(self, request: Request, reason: str, message: str, wait_s: float) -> RequestRefused:

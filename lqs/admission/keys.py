@@ -22,6 +22,9 @@ from lqs.plain import open_plain
 from lqs.request import Tenant
 
 _KEY_PREFIX = "lqs-"
+# What is kept of a key: its beginning, with 24 of its 256 bits.
+_PREFIX_CHARS = len(_KEY_PREFIX) + 4
+_NAME_CHARS_MAX = 100
 _ANONYMOUS_INDEX = 0
 _EMPTY_DIGEST = hashlib.sha256(b"").hexdigest()
 
@@ -35,6 +38,13 @@ class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     is_admin: bool = msgspec.field(default=False, name="admin")
     weight: Annotated[float, msgspec.Meta(ge=0.001, le=1000)] | None = None  # Absent: the tier's.
     created: str = ""
+    prefix: str = ""  # How the key begins, for people who look for theirs; most of its bits are beyond that.
+
+
+def check_name(name: str) -> None:
+    """Raises ConfigError for what is no name of a key: it stands in logs, and in a path."""
+    if not 0 < len(name) <= _NAME_CHARS_MAX or not name.isprintable() or name.strip() != name:
+        raise ConfigError(f"A key's name has 1 to {_NAME_CHARS_MAX} printable characters, with no blank at its ends.")
 
 
 class KeyFile:
@@ -64,12 +74,13 @@ class KeyFile:
     def add(self, name: str, tier: str, *, is_admin: bool = False, created: str) -> str:
         """Make a key, store its digest and return it; it cannot be shown again.
 
-        Raises ConfigError if the name is taken or the file cannot be written.
+        Raises ConfigError if the name is none or taken, or the file cannot be written.
         """
+        check_name(name)
         records = self.read()
         key = _KEY_PREFIX + secrets.token_urlsafe(32)
         digest = hashlib.sha256(key.encode()).hexdigest()
-        record = KeyRecord(name, tier, digest, is_admin, created=created)
+        record = KeyRecord(name, tier, digest, is_admin, created=created, prefix=key[:_PREFIX_CHARS])
         self._check_names([*records, record])
         self._write([*records, record])
         return key
@@ -129,6 +140,7 @@ class KeyRing:
         self._file = KeyFile(config.keys.file) if config.keys.file else None
         self._indices: dict[str, int] = {}
         self._tenants: list[tuple[bytes, Tenant]] = []
+        self.records: tuple[KeyRecord, ...] = ()  # In force.
         self.reload(config)
 
     @property
@@ -155,6 +167,33 @@ class KeyRing:
             (bytes.fromhex(record.sha256), self._tenant(record, indices[record.name])) for record in records
         ]
         self._indices = indices
+        self.records = tuple(records)
+
+    def add(self, config: Config, name: str, tier: str, *, is_admin: bool, created: str) -> str:
+        """Make a key that is in force at once, and return it. Raises ConfigError, and nothing has changed then."""
+        assert self._file is not None
+        # First what is there: a file with an error in it is not written to.
+        self.reload(config)
+        num_max = self._config.keys.num_keys_max
+        if self.num_keys >= num_max:
+            raise ConfigError(
+                f"keys.num_keys_max: there is room for {num_max} keys. Revoke one, or raise it and restart."
+            )
+        key = self._file.add(name, tier, is_admin=is_admin, created=created)
+        self.reload(config)
+        return key
+
+    def revoke(self, config: Config, name: str) -> bool:
+        """Take a key out of force and out of the file; False if there is none of that name.
+
+        Raises ConfigError, and nothing has changed then.
+        """
+        assert self._file is not None
+        self.reload(config)
+        if not self._file.revoke(name):
+            return False
+        self.reload(config)
+        return True
 
     def find(self, token: bytes | None) -> Tenant:
         """The tenant whose key this is. Raises Unauthorized.

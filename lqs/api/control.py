@@ -27,7 +27,10 @@ class ControlDrain:
 
 
 class ControlReload:
-    """`POST /admin/reload`: keys and limits again, as SIGHUP does; 400 with what is wrong changes nothing."""
+    """`POST /admin/reload`: keys and limits again, as SIGHUP does; 400 with what is wrong changes nothing.
+
+    The answer lists what was read and waits for a restart.
+    """
 
     def __init__(self, services: Services) -> None:
         self._control = services.control
@@ -35,25 +38,30 @@ class ControlReload:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_admin(scope)
-        problem = self._control.reload()
-        if problem is not None:
+        reloaded = self._control.reload()
+        if reloaded.problem:
             # It may name a file, but only who runs the server reads it.
-            raise BadRequest(problem, code="reload_failed")
-        await _say(send, 200, status="reloaded", keys=self._keys.num_keys)
+            raise BadRequest(reloaded.problem, code="reload_failed")
+        waiting = list(reloaded.waiting)
+        await _say(send, 200, status="reloaded", keys=self._keys.num_keys, wait_for_restart=waiting)
 
 
 class ControlRestart:
-    """`POST /admin/restart`: have a successor take over; 409 where nobody keeps the socket."""
+    """`POST /admin/restart`: have a successor take over; 409 with why there will be none. `GET`: what became of it."""
 
     def __init__(self, services: Services) -> None:
         self._control = services.control
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_admin(scope)
-        if not self._control.restart():
-            raise Conflict("Nothing keeps the socket for a successor: start it with `lqs serve --supervise`.")
+        if scope["method"] != "POST":
+            successor, _, how = (await self._control.successor()).partition(": ")
+            await _say(send, 200, pid=os.getpid(), successor=successor, how=how or None)
+            return
+        if reason := await self._control.restart():
+            raise Conflict(f"No restart: {reason}.")
         await _say(send, 202, status="restarting", pid=os.getpid())
 
 
-async def _say(send: Send, code: int, **shown: str | int) -> None:
+async def _say(send: Send, code: int, **shown: str | int | list[str] | None) -> None:
     await send_json(send, msgspec.json.encode(shown), code)

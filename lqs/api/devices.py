@@ -1,6 +1,7 @@
 """`/admin/devices`: the device slots, each drained, opened again and weighted by hand.
 
-A device slot goes by its number or by the name of its device.
+A device slot goes by its number, which it keeps whatever becomes of it, or by its name: `cpu:1` is what the first
+model has on that device, `cpu:1@NAME` what another one has there. A device alone means all that is on it.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from lqs.api.errors import send_json
 from lqs.api.intake import read_body
 from lqs.api.services import Services
 from lqs.api.wire import read
+from lqs.engine.care import SOUND, Standing
 from lqs.errors import BadRequest, NotFound
 from lqs.request import NS_PER_S
 from lqs.scheduling.drains import is_empty
 
 if TYPE_CHECKING:
-    from lqs.engine.care import Standing
+    from lqs.engine.opening import Seat
     from lqs.engine.served import Served
     from lqs.engine.slot import Slot
 
@@ -36,10 +38,16 @@ _WEIGHT_MAX = 1e6
 
 
 class DeviceSlot(NamedTuple):
-    """A device slot and the model that it serves."""
+    """A device slot, the model that it serves, and what runs there; None while that is not there."""
 
     served: Served
-    slot: Slot
+    seat: Seat
+    slot: Slot | None
+
+    @property
+    def number(self) -> int:
+        """Its number in the core just now."""
+        return self.seat.number if self.slot is None else self.slot.number
 
 
 class DeviceSlots:
@@ -51,65 +59,69 @@ class DeviceSlots:
         self._drains = services.gate.drains
         self._keeper = services.keeper
 
-    def all(self) -> Iterator[DeviceSlot]:
-        """Every device slot, models in their order."""
-        for name in self._models.names():
-            served = self._models.find(name)
-            if served is not None:
-                yield from (DeviceSlot(served, slot) for slot in served.slots)
+    def all(self) -> list[DeviceSlot]:
+        """Every device slot, models in their order, whether they are in memory or not."""
+        return [each for served in self._models.all() for each in self.of(served)]
 
-    def find(self, name: str) -> DeviceSlot:
-        """The one of that number or device. Raises NotFound."""
-        for each in self.all():
-            if name in (str(each.slot.number), each.slot.device):
-                return each
-        raise NotFound("There is no such device slot; GET /admin/devices lists them.", code="device_not_found")
+    def of(self, served: Served) -> Iterator[DeviceSlot]:
+        """Those of a model."""
+        there = {slot.place: slot for slot in served.slots}
+        for seat in self._models.seats_of(served):
+            yield DeviceSlot(served, seat, there.get(seat.place))
+
+    def find(self, name: str) -> list[DeviceSlot]:
+        """The one of that number or name, or all on that device. Raises NotFound."""
+        found = [each for each in self.all() if name in (str(each.seat.slot), str(each.seat.plan.group))]
+        found = found or [each for each in self.all() if name == each.seat.device]
+        if not found:
+            raise NotFound("There is no such device slot; GET /admin/devices lists them.", code="device_not_found")
+        return found
 
     def shown(self, slots: Sequence[DeviceSlot]) -> list[dict[str, Any]]:
         """How they are now."""
         figures = self._scheduler.slots()
-        return [self._shown(each, figures[each.slot.number]) for each in slots]
+        return [self._shown(each, figures[each.number]) for each in slots]
 
     def _shown(self, each: DeviceSlot, figures: Mapping[str, Any]) -> dict[str, Any]:
-        number = each.slot.number
-        standing = self._keeper.standing_of(each.slot)
+        standing = SOUND if each.slot is None else self._keeper.standing_of(each.slot)
         return {
             "object": "device_slot",
-            "slot": number,
-            "device": each.slot.device,
+            "slot": each.seat.slot,
+            "device": each.seat.device,
             "model": each.served.name,
             "state": self._state(each, standing, figures),
             "health": _health(standing),
-            "held_by": self._drains.holders(number),
+            "held_by": self._drains.holders(each.seat.slot),
             "running": figures["num_running"],
             "waiting": figures["num_waiting"],
             "sequences": figures["num_sequences"],
             "kv_tokens": {"used": figures["used"], "reserved": figures["reserved"], "total": figures["capacity"]},
             "weight": figures["weight"],
             "use_percent": figures["use_percent"],
-            "steps": each.slot.worker.snapshot()["num_steps"],
+            "steps": 0 if each.slot is None else each.slot.worker.snapshot()["num_steps"],
         }
 
     def _state(self, each: DeviceSlot, standing: Standing, figures: Mapping[str, Any]) -> str:
         if standing.stage.is_out:
             return standing.stage.value
-        if figures["is_dead"]:
+        # What died has another seat when its model comes back.
+        if figures["is_dead"] and each.slot is not None:
             return "dead"
-        if each.served.is_loading:
-            return "loading"
-        if self._drains.holders(each.slot.number):
+        if self._drains.holders(each.seat.slot):
             return "drained" if is_empty(figures) else "draining"
-        return standing.state(each.slot)
+        if each.served.is_absent:
+            return "absent" if each.slot is None else "leaving"
+        return "loading" if each.slot is None or each.served.is_loading else standing.state(each.slot)
 
     async def set_drained(self, slots: Sequence[DeviceSlot], scope: Scope, *, undrain: bool) -> list[dict[str, Any]]:
         """Drain or open them, wait for as long as the caller wants, and say how they are then."""
         check_admin(scope)
         wait_s = _wait_s(scope)
         change = self._drains.release if undrain else self._drains.hold
-        for each in slots:
-            change(each.slot.number, time.monotonic_ns())
+        numbers = [each.seat.slot for each in slots]
+        for number in numbers:
+            change(number, time.monotonic_ns())
         if not undrain:
-            numbers = [each.slot.number for each in slots]
             await self._drains.wait_empty(numbers, max(wait_s, _HEARD_S))
         return self.shown(slots)
 
@@ -135,7 +147,7 @@ class DeviceList:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_admin(scope)
-        shown = self._slots.shown(list(self._slots.all()))
+        shown = self._slots.shown(self._slots.all())
         await send_json(send, msgspec.json.encode({"object": "list", "pid": os.getpid(), "data": shown}))
 
 
@@ -148,9 +160,8 @@ class DeviceDrain:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_admin(scope)
-        each = self._slots.find(scope["path_params"]["slot"])
-        (shown,) = await self._slots.set_drained([each], scope, undrain=self._undrain)
-        await send_json(send, msgspec.json.encode(shown))
+        found = self._slots.find(scope["path_params"]["slot"])
+        await _send_shown(send, await self._slots.set_drained(found, scope, undrain=self._undrain))
 
 
 class Weight(msgspec.Struct, forbid_unknown_fields=True):
@@ -164,19 +175,25 @@ class DeviceWeight:
 
     def __init__(self, services: Services) -> None:
         self._slots = DeviceSlots(services)
-        self._scheduler = services.desk.scheduler
+        self._models = services.models
         self._decoder = msgspec.json.Decoder(Weight)
         self._depth_max = services.config.server.body_depth_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_admin(scope)
-        each = self._slots.find(scope["path_params"]["slot"])
+        found = self._slots.find(scope["path_params"]["slot"])
         weight = (await read(self._decoder, await read_body(receive), self._depth_max)).weight
         if not 0 < weight <= _WEIGHT_MAX:
             raise BadRequest(f"A weight is above 0 and at most {_WEIGHT_MAX:.0f}.", param="weight")
-        self._scheduler.set_weight(each.slot.number, weight)
-        (shown,) = self._slots.shown([each])
-        await send_json(send, msgspec.json.encode(shown))
+        for each in found:
+            self._models.set_weight(each.seat.slot, weight)
+        await _send_shown(send, self._slots.shown(found))
+
+
+async def _send_shown(send: Send, shown: Sequence[dict[str, Any]]) -> None:
+    """A device slot, or a list where the device has several."""
+    answer = shown[0] if len(shown) == 1 else {"object": "list", "data": shown}
+    await send_json(send, msgspec.json.encode(answer))
 
 
 def _wait_s(scope: Scope) -> float:

@@ -11,7 +11,7 @@ from lqs.api.services import Services
 METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _MESSAGES = {
     "model_loading": "Loading model",
-    "draining": "Shutting down",
+    "draining": "All models are drained",
     "no_device": "No healthy device",
 }
 
@@ -46,7 +46,8 @@ class Health:
         if reason is None:
             await send_json(send, b'{"status":"ok"}')
             return
-        error = {"code": 503, "message": _MESSAGES[reason], "type": "unavailable_error"}
+        message = _MESSAGES[reason] if self._gate.drained_at_ns is None else "Shutting down"
+        error = {"code": 503, "message": message, "type": "unavailable_error"}
         await send_json(send, msgspec.json.encode({"error": error}), 503)
 
 

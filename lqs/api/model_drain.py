@@ -1,4 +1,4 @@
-"""`POST /admin/models/{name}/drain?wait=SECONDS` and `.../undrain`: all device slots of one model."""
+"""`POST /admin/models/{name}/drain?wait=SECONDS` and `.../undrain`: all device slots of a model, or of its versions."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from lqs.api.admin import check_admin
-from lqs.api.devices import DeviceSlot, DeviceSlots
+from lqs.api.devices import DeviceSlots
 from lqs.api.errors import send_json
+from lqs.api.intake import no_such_model
 from lqs.api.services import Services
-from lqs.errors import NotFound
 
 
 class ModelDrain:
-    """Lets nobody start on any device slot of a model, or lets them again."""
+    """Lets nobody start on any device slot of a model, in memory or not, or lets them again.
+
+    A name without its version means all versions; the answer says which model each device slot serves.
+    """
 
     def __init__(self, services: Services, *, undrain: bool = False) -> None:
         self._models = services.models
@@ -22,9 +25,10 @@ class ModelDrain:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_admin(scope)
-        served = self._models.find(scope["path_params"]["model"])
-        if served is None:
-            raise NotFound("There is no such model; GET /v1/models lists them.", code="model_not_found")
-        slots = [DeviceSlot(served, slot) for slot in served.slots]
+        name = scope["path_params"]["model"]
+        found = self._models.find_all(name)
+        if not found:
+            raise no_such_model(name)
+        slots = [each for served in found for each in self._slots.of(served)]
         shown = await self._slots.set_drained(slots, scope, undrain=self._undrain)
-        await send_json(send, msgspec.json.encode({"object": "list", "model": served.name, "data": shown}))
+        await send_json(send, msgspec.json.encode({"object": "list", "model": name, "data": shown}))

@@ -27,6 +27,20 @@ class ModelList:
         await send_json(send, msgspec.json.encode({"object": "list", "data": data}))
 
 
+class ModelsBehind:
+    """The models behind the name that stands in the path: one, or its versions. Raises NotFound."""
+
+    def __init__(self, services: Services) -> None:
+        self._models = services.models
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = scope["path_params"]["prefix"]
+        data = [_shape(served) for served in self._models.all() if name in _names_of(served)]
+        if not data:
+            raise no_such_model(name)
+        await send_json(send, msgspec.json.encode({"object": "list", "data": data}))
+
+
 class ModelInfo:
     """Shows one model. Raises NotFound."""
 
@@ -39,6 +53,11 @@ class ModelInfo:
         if served is None:
             raise no_such_model(name)
         await send_json(send, msgspec.json.encode(_shape(served)))
+
+
+def _names_of(served: Served) -> tuple[str, ...]:
+    """What a model can be asked for by."""
+    return (served.name, served.name.partition("@")[0], *served.config.aliases)
 
 
 def _shape(served: Served) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from lqs.admission.fleet import Fleet
@@ -19,17 +19,26 @@ if TYPE_CHECKING:
     from lqs.scheduling.desk import Desk
 
 
+class Reloaded(NamedTuple):
+    """What came of reading the config again: what is wrong with it, or which settings wait for a restart."""
+
+    problem: str = ""
+    waiting: Sequence[str] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Control:
     """What an admin may ask of the process.
 
-    `drain` begins to end it. `reload` reads keys and limits again and says what is wrong with them, None if
-    nothing. `restart` asks whoever keeps the socket for a successor; False if nobody does.
+    `drain` begins to end it. `reload` reads keys and limits again. `restart` asks whoever
+    keeps the socket for a successor and says why there will be none, empty if one comes; `successor` tells
+    what became of it: none, starting, or failed and how.
     """
 
     drain: Callable[[], None]
-    reload: Callable[[], str | None]
-    restart: Callable[[], bool]
+    reload: Callable[[], Reloaded]
+    restart: Callable[[], Awaitable[str]]
+    successor: Callable[[], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)

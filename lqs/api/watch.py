@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from types import TracebackType
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class ClientLeft(Exception):
@@ -88,3 +88,15 @@ class ClientWatch:
             self.interrupt(ClientLeft())
             return
         self._timer = self._loop.call_later(self._stall_s / 4, self._check_stall)
+
+
+class Watched:
+    """An endpoint that reads no body and may take its time; it ends when its client leaves. Raises ClientLeft."""
+
+    def __init__(self, app: ASGIApp, stall_s: float) -> None:
+        self._app = app
+        self._stall_s = stall_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with ClientWatch(scope, receive, send, self._stall_s) as watch:
+            await self._app(scope, receive, watch.send)

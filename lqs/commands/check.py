@@ -22,6 +22,7 @@ from lqs.engine.backends import has_cuda
 from lqs.engine.budget import check_budget
 from lqs.engine.catalog import Entry, catalog_of, check_all, plan_all
 from lqs.engine.plan import Machine, Plan
+from lqs.engine.remarks import remarks_on
 from lqs.engine.store import Store, store_folder
 from lqs.errors import ConfigError, StartError
 from lqs.placement.cuda import pin_order
@@ -109,7 +110,7 @@ def _proposals(
         yield "proposals  none: nothing is measured here yet; `lqs check --calibrate` does it, in a minute or so"
         return
     measured = (calibration.threads, calibration.devices, calibration.shape.num_sequences, calibration.shape.kv_tokens)
-    if measured != (plan.threads, len(plan.devices), config.engine.parallel, plan.kv_tokens):
+    if measured != (plan.threads, len(plan.devices), plan.slots[0].num_sequences, plan.kv_tokens):
         yield "measured   with other threads, device slots, sequences or KV than these; calibrate again"
     cost = calibration.cost
     yield (
@@ -157,6 +158,8 @@ def report(config: Config, entries: Sequence[Entry], plans: Sequence[Plan], num_
     yield f"keys       {num_keys or _who_without_keys(config)}"
     for number, (name, limit) in enumerate(config.limits.items()):
         yield f"{'' if number else 'limits':11}{name}: {in_short(limit)}"
+    for remark in remarks_on(entries, plans):
+        yield f"remark     {remark}"
 
 
 def _promise(config: Config) -> str:
@@ -178,7 +181,7 @@ def _default_length(config: Config, plan: Plan) -> Iterator[str]:
     """A line if requests that name no max_tokens are promised so much that they cannot fill the sequences."""
     if config.engine.grows_kv:
         return
-    model, parallel = config.model, config.engine.parallel
+    model, parallel = config.model, plan.slots[0].num_sequences
     bounds = [bound for bound in (model.default_max_tokens, model.max_tokens_max) if bound]
     promised = min(plan.request_tokens_max, *bounds) if bounds else plan.request_tokens_max
     at_once = plan.kv_tokens // promised if config.engine.kv_unified else parallel

@@ -83,13 +83,19 @@ def _restart(client: Client, end_s: float | None) -> int:
     print(f"restarting the server, process {old}")
     while end_s is not None:
         try:
-            new = client.get("/admin/devices")["pid"]
+            said = client.get("/admin/restart")
         except StartError:
             # Its connection was the old one's last.
-            new = old
-        if new != old:
-            print(f"process {new} serves")
+            said = {"pid": old, "successor": "starting"}
+        if said["pid"] != old:
+            print(f"process {said['pid']} serves")
             break
+        if said["successor"] == "failed":
+            print(
+                f"lqs: the new server did not come up ({said['how']}); its log says why. The old one serves on.",
+                file=sys.stderr,
+            )
+            return 1
         if time.monotonic() > end_s:
             return _late("The old one still serves.")
         time.sleep(_LOOK_S)

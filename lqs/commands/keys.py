@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument("--name", required=True, help="who will use it; names are unique")
     add.add_argument("--tier", default="normal", help="one of the config's (default: %(default)s)")
     add.add_argument("--admin", action="store_true", help="it may also see and do what is under /admin")
-    listing = actions.add_parser("list", help="names and tiers; keys themselves are not known")
+    listing = actions.add_parser("list", help="names, tiers and how each begins; keys themselves are not known")
     revoke = actions.add_parser("revoke", help="take a key out of the file")
     name = revoke.add_mutually_exclusive_group(required=True)
     name.add_argument("name", nargs="?", metavar="NAME", help="the name it was added under")
@@ -57,7 +57,7 @@ def _add(args: argparse.Namespace, config: Config, keys: KeyFile) -> int:
 
 def _list(_: argparse.Namespace, __: Config, keys: KeyFile) -> int:
     for record in keys.read():
-        print(f"{record.name:<24} {record.tier:<10} {record.created}".rstrip())
+        print(f"{record.name:<24} {record.tier:<10} {record.prefix:<9} {record.created}".rstrip())
     return 0
 
 

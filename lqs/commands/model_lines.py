@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from lqs.engine.budget import num_together, room_of, staying, where
 from lqs.engine.catalog import Entry
+from lqs.engine.fitting import SEQUENCE_TOKENS
 from lqs.engine.plan import Plan
 from lqs.placement.gpus import SYSTEM_POOL
 
@@ -14,7 +15,7 @@ _MB = 1_000_000
 
 def model_lines(entry: Entry, plan: Plan) -> Iterator[str]:
     """A model on its device slots."""
-    engine, num_slots = entry.config.engine, len(plan.slots)
+    num_slots = len(plan.slots)
     yield f"model      {entry.path.name}, context {plan.n_ctx_train} tokens{_names(entry)}"
     on_cpu = [slot for slot in plan.slots if slot.group.is_cpu]
     threads = f", {on_cpu[0].threads} threads each" if on_cpu else ""
@@ -38,8 +39,26 @@ def model_lines(entry: Entry, plan: Plan) -> Iterator[str]:
     yield f"compute    {buffers} MB for buffers of each device slot, about"
     takes = ", ".join(f"{-(-takes // _MB)} MB of {where(pool)}" for pool, takes in plan.takes.items())
     yield f"takes      {takes} in all{', while it is loaded' if entry.model.on_demand else ''}"
-    yield f"sequences  {engine.parallel} per device slot, {engine.parallel * num_slots} in all"
+    yield from _sequence_lines(entry, plan)
     yield f"a request  at most {plan.request_tokens_max} tokens, prompt and answer together"
+
+
+def _sequence_lines(entry: Entry, plan: Plan) -> Iterator[str]:
+    """How many each device slot runs, and why fewer than are set."""
+    numbers = {slot.num_sequences for slot in plan.slots}
+    if len(numbers) == 1:
+        each = f"{numbers.pop()} per device slot"
+    else:
+        each = ", ".join(f"{slot.group} {slot.num_sequences}" for slot in plan.slots)
+    yield f"sequences  {each}, {plan.num_sequences} in all"
+    wanted = entry.config.engine.parallel
+    for slot in plan.slots:
+        if slot.num_sequences < wanted:
+            yield (
+                f"           {slot.group}: {slot.num_sequences} sequences instead of {wanted}: there is memory for "
+                f"{slot.kv_tokens} tokens of context, {SEQUENCE_TOKENS} at least for each; "
+                "free some memory, or set engine.ctx by hand"
+            )
 
 
 def memory_lines(plans: Sequence[Plan], entries: Sequence[Entry]) -> Iterator[str]:

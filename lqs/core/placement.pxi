@@ -146,14 +146,20 @@ cdef void set_drained(SchedulerState* s, DeviceSlot* slot, bint is_drained) noex
 # waits may fit nowhere now: the sweep looks.
 cdef void resize(SchedulerState* s, DeviceSlot* slot) noexcept nogil:
     cdef SlotAccount* account = &books_of(s).ledger.slots[slot.index]
-    cdef uint64_t before = slot.kv_tokens
+    cdef BacklogState* backlog = &books_of(s).models[slot.model].backlog
     if account.num_running:
         return
-    slot.kv_tokens = exchange32(&slot.wants_capacity, 0)
-    # The exchange has brought it.
-    slot.kv_block = load_relaxed32(&slot.wants_block)
     if not slot.drained:
-        books_of(s).models[slot.model].backlog.num_tokens += slot.kv_tokens - before
+        backlog.num_places -= slot.num_sequences
+        backlog.num_tokens -= slot.kv_tokens
+    slot.kv_tokens = exchange32(&slot.wants_capacity, 0)
+    # The exchange has brought both.
+    slot.kv_block = load_relaxed32(&slot.wants_block)
+    slot.num_sequences = load_relaxed32(&slot.wants_sequences)
+    if not slot.drained:
+        backlog.num_places += slot.num_sequences
+        backlog.num_tokens += slot.kv_tokens
+    store_relaxed(&account.num_sequences, slot.num_sequences)
     store_relaxed(&account.capacity, slot.kv_tokens)
     store_relaxed(&account.ceiling, slot.kv_tokens)
     books_of(s).sweep_next = 0

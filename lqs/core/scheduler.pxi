@@ -137,7 +137,7 @@ cdef class Scheduler:
         slot.index = s.num_added
         slot.model = model
         slot.kv_tokens = kv_tokens
-        slot.num_sequences = num_sequences
+        slot.num_sequences = slot.num_sequences_max = num_sequences
         slot.weight = slot.wants_weight = weight_units(weight)
         slot.kv_block = kv_block
         slot.lanes = lanes
@@ -626,6 +626,11 @@ cdef class Scheduler:
         for level in range(entry.level):
             better += load_relaxed(&lane[level].num_waiting)
         return 1 + better + num_ahead(&lane[entry.level], entry.rank)
+
+    def is_lost(self, uint64_t handle):
+        """Whether it ran on a device slot that died, and waits to go on at another."""
+        cdef Entry* entry = self.live(handle)
+        return entry != NULL and load_relaxed32(&entry.state) == AGAIN
 
     def num_waiting(self, uint32_t level):
         """How many of this class wait, those in the submit ring not counted."""

@@ -213,11 +213,11 @@ cdef dict core_figures(SchedulerState* s):
                    for i in range(books.backlog.num_lanes)],
         "border_tokens": load_relaxed(&books.shares.border_tokens),
         **backfill_figures(books),
-        # By name: what lies in it, and what fits.
+        # By name: what lies in it, and what fits. Nobody reads that of a dead one any more.
         "rings": {"submit": ring_figures(&s.submit),
                   "events": ring_figures(&s.events),
                   **{f"events_{i}": ring_figures(&s.slots[i].events)
-                     for i in range(s.num_added)}},
+                     for i in range(s.num_added) if not load_relaxed32(&s.slots[i].dead)}},
         "num_entered": load_relaxed(&books.total.taken),
         "num_running": load_relaxed(&books.num_running),
         **failover_figures(&books.failover),

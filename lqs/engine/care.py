@@ -45,6 +45,9 @@ class Standing(NamedTuple):
         return slot.state if self.stage is Stage.SOUND else self.stage.value
 
 
+SOUND = Standing(Stage.SOUND)
+
+
 class Opens(Protocol):
     """What opens device slots anew; see `Models`."""
 
@@ -76,8 +79,9 @@ class Opening:
 
 @dataclass(slots=True)
 class Care:
-    """What is known of one device, whichever slot stands for it now. Owner: the keeper."""
+    """What is known of one device, for as long as its model is there. Owner: the keeper."""
 
+    slot: Slot | None = None  # What stands for it now; another one once it was opened anew.
     stage: Stage = Stage.SOUND
     reason: str = ""  # Of the stage.
     since_ns: int = 0

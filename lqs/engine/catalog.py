@@ -43,8 +43,8 @@ def catalog_of(config: Config, store: Store) -> tuple[Entry, ...]:
         if own.name in {entry.name for entry in entries}:
             raise ConfigError("model.fallback: has the name of the model itself; give model.name another.")
         entries = [replace(entries[0], fallback=own.name), *entries[1:], own]
-    _check_names(entries)
-    entries = [_with_fallback(entry, entries) for entry in entries]
+    _check_names(config, entries)
+    entries = [_with_fallback(config, entry, entries) for entry in entries]
     check_limits(config, entries)
     return tuple(entries)
 
@@ -123,7 +123,7 @@ def _own_fallback(config: Config, store: Store) -> Entry:
     return Entry(path.name.removesuffix(".gguf"), path, config_of(config, model))
 
 
-def _check_names(entries: Sequence[Entry]) -> None:
+def _check_names(config: Config, entries: Sequence[Entry]) -> None:
     names = [entry.name for entry in entries]
     for name in names:
         if names.count(name) > 1:
@@ -132,19 +132,24 @@ def _check_names(entries: Sequence[Entry]) -> None:
     for entry in entries:
         taken = [alias for alias in entry.model.aliases if alias in bases]
         if taken:
-            raise ConfigError(f"model.aliases: {', '.join(taken)} of {entry.name} is the name of a model.")
+            raise ConfigError(f"{_table_of(config, entry)}.aliases: {', '.join(taken)} is the name of a model.")
 
 
-def _with_fallback(entry: Entry, entries: Sequence[Entry]) -> Entry:
+def _with_fallback(config: Config, entry: Entry, entries: Sequence[Entry]) -> Entry:
     """The entry with the full name of its fallback. Raises ConfigError where it is not served."""
     if not entry.fallback:
         return entry
     found = next((each for each in entries if entry.fallback in _names_of(each)), None)
     if found is None or found.name == entry.name or found.model.on_demand:
         raise ConfigError(
-            f"model.fallback: {entry.fallback} of {entry.name} is not another model that is there all the time."
+            f"{_table_of(config, entry)}.fallback: {entry.fallback} is not another model that is there all the time."
         )
     return replace(entry, fallback=found.name)
+
+
+def _table_of(config: Config, entry: Entry) -> str:
+    """Where in the file a model is."""
+    return f"models.{entry.name}" if entry.name in config.models else "model"
 
 
 def _names_of(entry: Entry) -> tuple[str, ...]:

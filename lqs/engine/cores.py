@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from lqs.errors import ConfigError
@@ -21,11 +21,22 @@ def cores_of(groups: Sequence[str], number: int) -> frozenset[int]:
         cores |= set(range(int(first), int(last or first) + 1))
     missing = cores - os.sched_getaffinity(0)
     if missing or not cores:
-        lacking = ", ".join(map(str, sorted(missing)[:8])) or "any"
+        lacking = in_ranges(missing) or "any"
         raise ConfigError(
             f"engine.cores: cpu:{number} has {groups[number]!r}, but this process has not core {lacking}."
         )
     return frozenset(cores)
+
+
+def in_ranges(cores: Collection[int]) -> str:
+    """Numbers as `engine.cores` has them: `0-3,6`."""
+    words, first = [], -1
+    for number in sorted(cores):
+        if number - 1 not in cores:
+            first = number
+        if number + 1 not in cores:
+            words.append(str(number) if number == first else f"{first}-{number}")
+    return ",".join(words)
 
 
 def memory_free_bytes() -> int:

@@ -8,6 +8,7 @@ to it, and at which of its steps:
     device_slot=1 hang@step=40 for=8s       a step that does not end, or only then
     device_slot=1 oom@step=40               no memory, from that step on
     device_slot=1 fail-load times=2         it cannot be opened, so often
+    device_slot=1 slow-load for=8s          opening it takes so long
     device_slot=0 lose-card@step=40         its GPU is lost, as if the driver had said so
     device_slot=0 card=GPU-5f8a             it counts as being on that GPU, and is lost with it
 
@@ -23,9 +24,10 @@ from typing import NamedTuple
 from lqs.engine.slot import Slot, Worker
 from lqs.errors import ConfigError
 
-FAIL_LOAD, ON_CARD, LOSE_CARD = "fail-load", "card", "lost"
+FAIL_LOAD, SLOW_LOAD, ON_CARD, LOSE_CARD = "fail-load", "slow-load", "card", "lost"
 # What llama_decode's shim returns where it threw, as it does without memory.
 _RC_THROWN = -100
+_SLOW_S = 1.0
 # A hang without an end: longer than any drill.
 _FOR_EVER_S = 1e6
 _SLOT = re.compile(r"device_slot=(\d{1,3})")
@@ -37,7 +39,7 @@ _EXAMPLE = "one is device_slot=1 abort@step=40"
 
 
 class Break(NamedTuple):
-    """One thing that is to go wrong. `kind` is the worker's word for it, FAIL_LOAD or ON_CARD."""
+    """One thing that is to go wrong. `kind` is the worker's word for it, FAIL_LOAD, SLOW_LOAD or ON_CARD."""
 
     slot: int
     kind: str
@@ -49,7 +51,7 @@ class Break(NamedTuple):
 
     def order(self, worker: Worker) -> None:
         """Have the worker break when its time comes, if it is a matter of the worker."""
-        if self.kind not in (FAIL_LOAD, ON_CARD):
+        if self.kind not in (FAIL_LOAD, SLOW_LOAD, ON_CARD):
             worker.break_at(self.kind, step=self.step, rc=self.rc, times=self.times, for_s=self.for_s)
 
 
@@ -62,9 +64,9 @@ def parse_drill(text: str) -> tuple[Break, ...]:
             slot = int(found[1])
         elif found := _FOR.fullmatch(word):
             length_s = int(found[1]) / (1000 if found[2] == "ms" else 1)
-            breaks[-1:] = [_last(breaks, "hang", word)._replace(for_s=length_s)]
+            breaks[-1:] = [_last(breaks, ("hang", SLOW_LOAD), word)._replace(for_s=length_s)]
         elif found := _TIMES.fullmatch(word):
-            breaks[-1:] = [_last(breaks, FAIL_LOAD, word)._replace(times=int(found[1]))]
+            breaks[-1:] = [_last(breaks, (FAIL_LOAD,), word)._replace(times=int(found[1]))]
         elif slot is None:
             raise ConfigError(f"--chaos: {word!r} comes before the device slot that it is for; {_EXAMPLE}.")
         else:
@@ -77,6 +79,8 @@ def parse_drill(text: str) -> tuple[Break, ...]:
 def _deed(slot: int, word: str) -> Break:
     if word == FAIL_LOAD:
         return Break(slot, FAIL_LOAD)
+    if word == SLOW_LOAD:
+        return Break(slot, SLOW_LOAD, for_s=_SLOW_S)
     if found := _CARD.fullmatch(word):
         return Break(slot, ON_CARD, card=found[1])
     found = _DEED.fullmatch(word)
@@ -92,10 +96,10 @@ def _deed(slot: int, word: str) -> Break:
     return Break(slot, "assert" if what == "abort" else "helper", step)
 
 
-def _last(breaks: list[Break], kind: str, word: str) -> Break:
-    """The deed before the word, which says more of it; of that kind only."""
-    if not breaks or breaks[-1].kind != kind:
-        raise ConfigError(f"--chaos: {word!r} says more of a {kind!r}, and none comes before it.")
+def _last(breaks: list[Break], kinds: tuple[str, ...], word: str) -> Break:
+    """The deed before the word, which says more of it; of those kinds only."""
+    if not breaks or breaks[-1].kind not in kinds:
+        raise ConfigError(f"--chaos: {word!r} says more of {' or '.join(kinds)}, and none comes before it.")
     return breaks[-1]
 
 

@@ -1,4 +1,9 @@
-"""How much context each device slot of a model gets, beside the others in the same memory."""
+"""How much context, and how many sequences, each device slot of a model gets beside the others in the same memory.
+
+Context first: as much as is set, or else as is useful and fits. Where memory leaves less than is useful, sequences
+follow: each has `SEQUENCE_TOKENS` at least, or they would only push each other out. A context that was set by hand
+is for as many sequences as are set, until it turns out not to fit (`smaller`).
+"""
 
 from __future__ import annotations
 
@@ -18,6 +23,7 @@ _MB = 1_000_000
 _AUTO_CONTEXTS = 4
 _AUTO_TOKENS_MAX = 32_768
 PAD_TOKENS = 256  # llama.cpp rounds the size of a context up to that.
+SEQUENCE_TOKENS = 256  # Of context, for each sequence where memory is short.
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,7 @@ class SlotPlan:
     group: Group
     threads: int
     kv_tokens: int
+    num_sequences: int
     takes: Mapping[str, int]
     cores: frozenset[int] = frozenset()
     parts: tuple[float, ...] = ()
@@ -37,15 +44,33 @@ class SlotPlan:
         return padded(self.kv_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a device slot is opened with."""
+
+    kv_tokens: int
+    num_sequences: int
+
+
 def padded(kv_tokens: int) -> int:
     """A context's size as llama.cpp makes it."""
     return -(-kv_tokens // PAD_TOKENS) * PAD_TOKENS
 
 
-def smaller(kv_tokens: int) -> int:
-    """The next size to try where a context did not fit; 0: there is none."""
-    half = kv_tokens // 2 // PAD_TOKENS * PAD_TOKENS
-    return half if half >= PAD_TOKENS else 0
+def smaller(size: Size) -> Size | None:
+    """What to try next where this did not fit; None: there is nothing.
+
+    Half of the context, and no more sequences than that is good for; in the end fewer sequences alone, as their
+    outputs take memory too.
+    """
+    half = _in_pads(size.kv_tokens // 2) or size.kv_tokens
+    less = Size(half, fewer_sequences(size.num_sequences, half))
+    return None if less == size else less
+
+
+def fewer_sequences(num_sequences: int, kv_tokens: int) -> int:
+    """So many of them as a context is good for where memory is short; at least one."""
+    return max(min(num_sequences, kv_tokens // SEQUENCE_TOKENS), 1)
 
 
 def weights_by_pool(groups: Sequence[Group], needs: Needs) -> Counter[str]:
@@ -79,7 +104,11 @@ class Planner:
     def slot(self, group: Group) -> SlotPlan:
         """One device slot, with as much context as is set, or else useful and there."""
         engine, needs = self.config.engine, self.needs
-        kv_tokens = engine.ctx or self._auto_tokens(group)
+        kv_tokens, num_sequences = engine.ctx, engine.parallel
+        if not kv_tokens:
+            kv_tokens = self._auto_tokens(group)
+            if kv_tokens < self._useful_tokens:
+                num_sequences = fewer_sequences(num_sequences, kv_tokens)
         each = needs.compute_bytes(group) + -(-kv_tokens * needs.token_bytes(group) // len(group.pools))
         cores = cores_of(engine.cores, group.number) if group.is_cpu else frozenset()
         num_cpu = sum(one.is_cpu for one in self.groups)
@@ -89,15 +118,21 @@ class Planner:
             # A GPU's thread only sends work; one more would spin.
             threads=(engine.threads or share) if group.is_cpu else 1,
             kv_tokens=kv_tokens,
+            num_sequences=num_sequences,
             takes=dict.fromkeys(group.pools, each),
             cores=cores,
             parts=_parts(group),
         )
 
+    @property
+    def _useful_tokens(self) -> int:
+        """More cells than these would help nobody."""
+        n_ctx_train = self.needs.n_ctx_train
+        return _in_pads(min(_AUTO_CONTEXTS * n_ctx_train, max(_AUTO_TOKENS_MAX, n_ctx_train)))
+
     def _auto_tokens(self, group: Group) -> int:
         """As many cells as are useful and fit beside weights, compute buffers and margin; at least one pad."""
-        needs = self.needs
-        tokens = min(_AUTO_CONTEXTS * needs.n_ctx_train, max(_AUTO_TOKENS_MAX, needs.n_ctx_train))
+        needs, tokens = self.needs, self._useful_tokens
         for pool in group.pools:
             fitting = self._fitting(group, pool)
             tokens = tokens if fitting is None else min(tokens, fitting)
@@ -106,7 +141,7 @@ class Planner:
             if tokens < PAD_TOKENS:
                 what = f"{budget // _MB} MB hold no context of {PAD_TOKENS} tokens on {group}"
                 raise ConfigError(f"engine.memory_mb: {what}.")
-        return tokens // PAD_TOKENS * PAD_TOKENS
+        return _in_pads(tokens)
 
     def _fitting(self, group: Group, pool: str) -> int | None:
         """The cells that fit in a pool, None where nobody knows. Raises ConfigError for less than one pad."""
@@ -127,6 +162,10 @@ class Planner:
                 "engine.gpu_margin_mb."
             )
         return fitting
+
+
+def _in_pads(tokens: int) -> int:
+    return tokens // PAD_TOKENS * PAD_TOKENS
 
 
 def _parts(group: Group) -> tuple[float, ...]:

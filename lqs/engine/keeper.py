@@ -71,8 +71,8 @@ class Keeper:
     def standing_of(self, slot: Slot) -> Standing:
         """Where a device slot stands, as an operator is told."""
         care = self._care.get(slot.device)
-        # A model that left and came back has new device slots, which nobody has looked at yet.
-        if care is None or care.stage.is_out != (slot.worker.state in OUT_OF_WORK):
+        # Nobody has looked at it yet, or not since it died.
+        if care is None or care.slot is not slot or care.stage.is_out != (slot.worker.state in OUT_OF_WORK):
             return Standing(Stage.SOUND)
         is_left = self._may_open(slot, care) and care.stage is not Stage.QUARANTINE
         return Standing(
@@ -89,8 +89,7 @@ class Keeper:
             return
         slots = list(self._models.slots)
         for slot in slots:
-            care = self._care.setdefault(slot.device, Care(since_ns=now_ns, number=slot.number))
-            self._measure(slot, care)
+            self._measure(slot, self._care_of(slot, now_ns))
         self._lose_cards(slots)
         for slot in slots:
             care = self._care[slot.device]
@@ -105,6 +104,15 @@ class Keeper:
     def close(self) -> bool:
         """Whether no thread is left behind that opens one."""
         return not any(thread.is_alive() for thread in self._threads)
+
+    def _care_of(self, slot: Slot, now_ns: int) -> Care:
+        """What is known of it. One whose model has left and come back begins anew, with nothing held against it."""
+        care = self._care.get(slot.device)
+        if care is None or care.slot is not slot:
+            care = self._care[slot.device] = Care(slot, since_ns=now_ns, number=slot.number)
+            # Its seat may be that of one that was on probation when it left.
+            self._scheduler.limit_slot(slot.number)
+        return care
 
     def _tell(self, slot: Slot, care: Care, now_ns: int) -> None:
         """Say once that it stopped working, and once that it works again."""
@@ -192,7 +200,7 @@ class Keeper:
             self._log.error("device slot cannot be opened anew", device=slot.device, reason=opening.failure)
             self._put_off(slot, care, now_ns, opening.failure)
             return
-        care.opening, care.since_ns = None, now_ns
+        care.opening, care.slot, care.since_ns = None, opening.new, now_ns
         care.num_steps = care.step_ns = 0
         self._begin_probation(opening.new, care, "it was opened anew")
         self._models.replace(slot, opening.new)

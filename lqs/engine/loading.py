@@ -1,11 +1,11 @@
 """Loads a model and opens its device slots: how much context each gets in the end, and what is said of it.
 
-weights     once for all CPU device slots, which share the mapped file; once for each group of GPUs, the
-            first from the disk, the others then at the same time
+weights     in engine/weights.py
 memory      read anew and promised (placement/loads.py) before a device slot on a GPU takes it
 open        a context, warmed up and calibrated at full width, before anybody is let in. Not enough
-            memory: half of the context, a few times. Device slots on different GPUs open at the same
-            time; those on cores one after another, for they would measure each other
+            memory: half of the context, with fewer sequences where it is small, a few times. Device
+            slots on different GPUs open at the same time; those on cores one after another, for they
+            would measure each other
 ready       each by itself: whoever owns the device slots hears of it (`tell`)
 """
 
@@ -19,13 +19,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from lqs._core import set_capacity
-from lqs.engine.drill import FAIL_LOAD, Break, cards_of, check_slots
-from lqs.engine.fitting import padded, smaller
+from lqs.engine.drill import FAIL_LOAD, SLOW_LOAD, Break, cards_of, check_slots
+from lqs.engine.fitting import Size, padded, smaller
 from lqs.engine.opening import Opening, Seat
 from lqs.engine.plan import Plan
 from lqs.engine.served import Served
 from lqs.engine.slot import Slot, Worker
-from lqs.errors import DeviceError, NoRoom, StartError
+from lqs.engine.weights import load_weights, weights_of
+from lqs.errors import DeviceError, NoRoom
 from lqs.observe.log import Log
 from lqs.placement.gpus import Gpu, Snapshot
 from lqs.placement.loads import Loads
@@ -42,7 +43,6 @@ _KV_TOLERANCE = 0.05
 _MB = 1_000_000
 # Contexts that are tried for one device slot, each half of the one before.
 _TRIES_MAX = 4
-_CPU = "cpu"
 
 
 class Refresh(Protocol):
@@ -92,7 +92,7 @@ class Loader:
         worker that says why.
         """
         began_s = time.monotonic()
-        self._load_weights(served, seats)
+        load_weights(served, seats, self._make_model, self._log)
         served.prepare(plan)
         self._log.info("weights loaded", model=served.name, seconds=round(time.monotonic() - began_s, 2))
         if served.template is None:
@@ -107,44 +107,6 @@ class Loader:
         if served.kv_problem is not None:
             self._log.warning("KV: " + served.kv_problem, model=served.name)
 
-    def _load_weights(self, served: Served, seats: Sequence[Seat]) -> None:
-        """The weights by where they lie. The first are the model's own, which know its vocabulary.
-
-        They are read from the disk. The system keeps the file then, so those on further GPUs load at the same time.
-        """
-        first_of = {weights_of(seat): seat for seat in reversed(seats)}
-        places = list(dict.fromkeys(map(weights_of, seats)))
-        weights = {where: self._make_model(served.path) for where in places}
-        served.renew(weights[places[0]])
-        self._load_onto(served, first_of[places[0]], weights[places[0]])
-        errors: list[StartError] = []
-
-        def load(where: str) -> None:
-            try:
-                self._load_onto(served, first_of[where], weights[where])
-            except StartError as error:
-                errors.append(error)
-
-        threads = [
-            threading.Thread(target=load, args=(where,), name="lqs-weights", daemon=True) for where in places[1:]
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
-        served.weights = weights
-
-    def _load_onto(self, served: Served, seat: Seat, model: Model) -> None:
-        """Load these weights to where the device slot has them. Raises StartError."""
-        self._log.info("loading weights", model=served.name, onto=weights_of(seat))
-        group = seat.plan.group
-        if group.is_cpu:
-            model.load()
-        else:
-            model.load([device.number for device in group.devices], seat.plan.parts)
-
     def open_one(self, served: Served, seat: Seat, plan: Plan) -> Slot:
         """A device slot with the largest context that there is memory for, its weights loaded before.
 
@@ -153,63 +115,86 @@ class Loader:
         """
         if seat.plan.cores:
             os.sched_setaffinity(0, seat.plan.cores)
-        self._fail_load(seat.number)
+        self._break_load(seat.number)
         model = served.weights[weights_of(seat)]
         kv_block, problem = _kv_block(served)
         served.kv_problem = problem
-        kv_tokens, reason = seat.plan.kv_tokens, ""
+        worker, size = self._largest(served, seat, plan, model, kv_block)
+        set_capacity(self._scheduler, seat.number, size.kv_tokens, kv_block, size.num_sequences)
+        served.kv_problem = served.kv_problem or _other_kv(plan, worker)
+        for each in self._drill:
+            if each.slot == seat.number:
+                each.order(worker)
+        return Slot(
+            seat.device,
+            worker,
+            size.kv_tokens,
+            seat.number,
+            seat.place,
+            cards=cards_of(self._drill, seat.number, tuple(gpu.uuid for gpu in seat.plan.group.gpus)),
+            token_bytes=plan.kv_bytes_per_token,
+            num_sequences=size.num_sequences,
+            cores=seat.plan.cores,
+        )
+
+    def _largest(self, served: Served, seat: Seat, plan: Plan, model: Model, kv_block: int) -> tuple[Worker, Size]:
+        """A worker with what is planned, or else the largest of a few smaller sizes that fits. Raises DeviceError."""
+        wanted, reason = served.whole_config.engine.parallel, ""
+        size: Size | None = Size(seat.plan.kv_tokens, seat.plan.num_sequences)
         for _ in range(_TRIES_MAX):
+            if size is None:
+                break
+            tried = size
             try:
-                worker = self._try(served, seat, plan, model, kv_tokens, kv_block)
+                worker = self._try(served, seat, plan, model, tried, kv_block)
             except NoRoom as error:
-                reason, less = str(error), smaller(kv_tokens)
-                # A step must still have room for a token of each sequence.
-                if less < served.whole_config.engine.parallel + plan.num_extra:
-                    break
-                self._log.warning(
-                    "device slot gets less context", device=seat.device, kv_tokens=less, tried=kv_tokens, reason=reason
-                )
-                kv_tokens = less
+                reason, size = str(error), smaller(tried)
+                if size is not None:
+                    self._log.warning(
+                        "device slot gets less context",
+                        device=seat.device,
+                        kv_tokens=size.kv_tokens,
+                        tried=tried.kv_tokens,
+                        sequences=size.num_sequences,
+                        reason=reason,
+                    )
                 continue
-            set_capacity(self._scheduler, seat.number, kv_tokens, kv_block)
-            served.kv_problem = served.kv_problem or _other_kv(plan, worker)
-            for each in self._drill:
-                if each.slot == seat.number:
-                    each.order(worker)
-            return Slot(
-                seat.device,
-                worker,
-                kv_tokens,
-                seat.number,
-                seat.place,
-                cards=cards_of(self._drill, seat.number, tuple(gpu.uuid for gpu in seat.plan.group.gpus)),
-                token_bytes=plan.kv_bytes_per_token,
-                cores=seat.plan.cores,
-            )
-        raise DeviceError(f"{seat.device}: no context fits, not even {kv_tokens} tokens: {reason}.")
+            if tried.num_sequences < wanted:
+                self._log.warning(
+                    "device slot runs fewer sequences",
+                    device=seat.device,
+                    sequences=tried.num_sequences,
+                    wanted=wanted,
+                    kv_tokens=tried.kv_tokens,
+                )
+            return worker, tried
+        raise DeviceError(f"{seat.device}: no context fits, not even {tried.kv_tokens} tokens: {reason}.")
 
     def _is_dead(self, number: int) -> bool:
         return bool(self._scheduler.slots()[number]["is_dead"])
 
-    def _fail_load(self, number: int) -> None:
+    def _break_load(self, number: int) -> None:
         """What a drill ordered for this load. Raises DeviceError."""
+        for each in self._drill:
+            if each.slot == number and each.kind == SLOW_LOAD:
+                time.sleep(each.for_s)
         if self._loads_to_fail.get(number, 0) > 0:
             self._loads_to_fail[number] -= 1
             raise DeviceError("the device slot cannot be opened: a drill says so")
 
-    def _try(self, served: Served, seat: Seat, plan: Plan, model: Model, kv_tokens: int, kv_block: int) -> Worker:
+    def _try(self, served: Served, seat: Seat, plan: Plan, model: Model, size: Size, kv_block: int) -> Worker:
         """One try with so much context, its memory promised meanwhile. Raises NoRoom, DeviceError."""
         engine, is_cpu = served.whole_config.engine, seat.plan.group.is_cpu
-        promised = self._promise(seat, plan, kv_tokens)
+        promised = self._promise(seat, plan, size.kv_tokens)
         try:
             return self._make_worker(
                 self._scheduler,
                 seat.number,
                 model,
                 # As llama.cpp makes it: what it takes in a step is bounded by the size that it is told.
-                n_ctx=padded(kv_tokens),
-                n_seq=engine.parallel,
-                n_batch=min(engine.n_batch, padded(kv_tokens)),
+                n_ctx=padded(size.kv_tokens),
+                n_seq=size.num_sequences,
+                n_batch=min(engine.n_batch, padded(size.kv_tokens)),
                 n_ubatch=engine.n_ubatch if is_cpu else engine.gpu_ubatch,
                 threads=seat.plan.threads,
                 kv_unified=engine.kv_unified,
@@ -244,11 +229,6 @@ class Loader:
                 free = self._loads.headroom_bytes(gpu) or 0
                 raise NoRoom(f"{gpu.uuid} has {free // _MB} MB to give beside its margin, {each // _MB} MB are needed")
         return promised
-
-
-def weights_of(seat: Seat) -> str:
-    """Where the weights lie that a device slot computes with."""
-    return _CPU if seat.plan.group.is_cpu else str(seat.plan.group)
 
 
 def _kv_block(served: Served) -> tuple[int, str | None]:

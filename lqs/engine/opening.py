@@ -23,6 +23,7 @@ class Seat:
     device: str  # Its name, with that of the model where the model is not the first.
     place: int  # Among those of its model.
     plan: SlotPlan
+    slot: int  # The device slot's number for an operator: that of its first seat.
 
 
 class Opening:
@@ -84,6 +85,12 @@ class Opening:
             self._fail(seat, str(error))
         else:
             seconds = round(time.monotonic() - began_s, 2)
-            self._log.info("device slot opened", device=seat.device, kv_tokens=slot.kv_tokens, seconds=seconds)
+            self._log.info(
+                "device slot opened",
+                device=seat.device,
+                kv_tokens=slot.kv_tokens,
+                sequences=slot.num_sequences,
+                seconds=seconds,
+            )
             self._counted = dict.fromkeys(slot.worker.snapshot(), 0)
             self._tell(slot)

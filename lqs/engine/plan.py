@@ -19,7 +19,7 @@ from pathlib import Path
 
 from lqs.config import Config
 from lqs.engine.cores import memory_free_bytes
-from lqs.engine.fitting import PAD_TOKENS, Planner, SlotPlan, budget_bytes, padded, weights_by_pool
+from lqs.engine.fitting import PAD_TOKENS, Planner, Size, SlotPlan, budget_bytes, padded, weights_by_pool
 from lqs.engine.gguf import read_header
 from lqs.engine.needs import Needs, needs_of
 from lqs.errors import StartError
@@ -85,6 +85,11 @@ class Plan:
         return max(slot.kv_tokens for slot in self.slots)
 
     @property
+    def num_sequences(self) -> int:
+        """Sequences of all device slots."""
+        return sum(slot.num_sequences for slot in self.slots)
+
+    @property
     def num_cells(self) -> int:
         """The same as llama.cpp makes them."""
         return padded(self.kv_tokens)
@@ -118,8 +123,8 @@ def make_plan(
     takes = weights_by_pool(groups, needs)
     for slot in slots:
         takes.update(slot.takes)
-    least, most = min(slot.kv_tokens for slot in slots), max(slot.kv_tokens for slot in slots)
-    per_sequence = most if config.engine.kv_unified else most // config.engine.parallel
+    least = min(slot.kv_tokens for slot in slots)
+    sizes = [Size(slot.kv_tokens, slot.num_sequences) for slot in slots]
     return Plan(
         machine=machine,
         slots=slots,
@@ -127,9 +132,19 @@ def make_plan(
         room=room,
         all_room=all_room,
         takes=takes,
-        request_tokens_max=min(per_sequence, needs.n_ctx_train),
+        request_tokens_max=min(longest(config, sizes), needs.n_ctx_train),
         num_extra=_num_extra(config, least),
     )
+
+
+def longest(config: Config, sizes: Sequence[Size]) -> int:
+    """The most tokens of a request on device slots of these sizes.
+
+    A cache that is split has a part for each sequence, and the core does not know whose are the larger ones.
+    """
+    if config.engine.kv_unified:
+        return max(size.kv_tokens for size in sizes)
+    return min(size.kv_tokens // size.num_sequences for size in sizes)
 
 
 def check_fits(config: Config, plan: Plan) -> None:

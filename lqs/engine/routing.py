@@ -40,6 +40,10 @@ class Routing:
                 self._behind.setdefault(shared, []).append(Choice(name, share))
         self.first = base_of(models[0][0])
 
+    def all_of(self, name: str) -> list[str]:
+        """The model of exactly that name; else all behind it, in order."""
+        return [name] if name in self._names else [choice.name for choice in self._behind.get(name, ())]
+
     def find(self, name: str) -> str | None:
         """The model of exactly that name; else of those behind it the one with the largest share. Nobody's turn."""
         if name in self._names:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lqs.config import Config
 from lqs.config_models import ModelConfig
-from lqs.engine.plan import Plan
+from lqs.engine.fitting import Size
+from lqs.engine.plan import Plan, longest
 from lqs.engine.slot import NoWorker, Slot
 from lqs.engine.template import ChatTemplate, TemplateInvalid, read_template
 from lqs.errors import RequestRefused
@@ -46,6 +48,7 @@ class Served:
         self.is_absent = config.model.on_demand
         self.is_on_demand = config.model.on_demand
         self.weights: dict[str, Model] = {}  # By where they lie: all that are to be freed in the end.
+        self.is_closed: Callable[[], bool] = lambda: False  # By an operator.
         self._stall_s = config.engine.stall_s
         self._model: Model | None = None
         self._load_began_ns = time.monotonic_ns()
@@ -84,9 +87,11 @@ class Served:
 
     @property
     def state(self) -> str:
-        """absent, loading, ready or failed."""
+        """absent, loading, drained, ready or failed."""
         if self.is_loading:
             return "absent" if self.is_absent else "loading"
+        if self.is_closed():
+            return "drained"
         return "ready" if self.has_healthy_device else "failed"
 
     @property
@@ -136,10 +141,11 @@ class Served:
             self.template_error = str(error)
 
     def fit(self, plan: Plan) -> None:
-        """A request may get as long, prompt and answer, as the largest of the open device slots holds."""
-        engine = self.whole_config.engine
-        most = max(slot.kv_tokens for slot in self.slots if not isinstance(slot.worker, NoWorker))
-        self.n_ctx = min(most if engine.kv_unified else most // engine.parallel, plan.n_ctx_train)
+        """A request may get as long, prompt and answer, as the open device slots hold."""
+        sizes = [
+            Size(slot.kv_tokens, slot.num_sequences) for slot in self.slots if not isinstance(slot.worker, NoWorker)
+        ]
+        self.n_ctx = min(longest(self.whole_config, sizes), plan.n_ctx_train)
 
     def _make_template(self) -> ChatTemplate | None:
         model = self.own

@@ -75,6 +75,7 @@ class Slot:
     lost: str = ""  # Why its GPU cannot be used any more.
     thread: threading.Thread | None = None
     token_bytes: int = 0  # A KV cell.
+    num_sequences: int = 1
     cores: frozenset[int] = frozenset()  # Where its thread, and those that compute for it, run; empty: anywhere.
 
     def start(self) -> None:

@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any
 from lqs.config import Config
 from lqs.engine.anew import Anew
 from lqs.engine.catalog import Entry, check_limits
-from lqs.engine.loading import Loader, weights_of
+from lqs.engine.loading import Loader
 from lqs.engine.opening import Seat
 from lqs.engine.plan import Plan
 from lqs.engine.routing import Routing
-from lqs.engine.seats import Seats
+from lqs.engine.seats import Orders, Seats
 from lqs.engine.served import Served
 from lqs.engine.slot import NoWorker, Slot
+from lqs.engine.weights import free_weights, weights_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,6 +101,12 @@ class Models:
         """While the server starts: `came` is called as a model's first device slot takes work, `loaded` at last."""
         self._came, self._loaded = came, loaded
 
+    def obey(self, orders: Orders) -> None:
+        """Heed what an operator has said of device slots, whatever becomes of these."""
+        self._seats.orders = orders
+        for served in self._served.values():
+            served.is_closed = partial(orders.is_closed, served.index)
+
     def names(self) -> list[str]:
         """The names of all models."""
         return list(self._served)
@@ -112,6 +119,10 @@ class Models:
         """Raises ConfigError for a limit of a model that is not served."""
         check_limits(config, self._entries)
 
+    def seats_of(self, served: Served) -> list[Seat]:
+        """Its device slots, there or not, by their places in the core."""
+        return self._seats.of(served)
+
     def plan_of(self, served: Served) -> Plan:
         """What is planned for a model."""
         return self._plans[served.name]
@@ -120,6 +131,10 @@ class Models:
         """The model of that name; nobody's turn."""
         found = self._routing.find(name)
         return None if found is None else self._served[found]
+
+    def find_all(self, name: str) -> list[Served]:
+        """The model of that name, or all versions that are behind it."""
+        return [self._served[found] for found in self._routing.all_of(name)]
 
     def route(self, name: str | None, version: str) -> Served | None:
         """The model that is to answer a request for that name, or for none: of several versions whose turn it is."""
@@ -197,7 +212,7 @@ class Models:
         served = self._served_of(slot)
         with self._anew.opening(served, number) as opened:
             plan = self._plans[served.name]
-            seat = Seat(number, slot.device, slot.place, plan.slots[slot.place])
+            seat = replace(self._seats.of(served)[slot.place], number=number, plan=plan.slots[slot.place])
             opened.append(self._loader.open_one(served, seat, plan))
         return opened[0]
 
@@ -222,6 +237,10 @@ class Models:
             for slot in self.slots
         }
 
+    def set_weight(self, slot: int, weight: float) -> None:
+        """Give a device slot, by its number for an operator, another weight. Raises ValueError."""
+        self._seats.set_weight(slot, weight)
+
     def set_weights(self, config: Config) -> None:
         """Give the device slots the weights of a config that was read again."""
         self._seats.set_weights(config)
@@ -241,8 +260,8 @@ class Models:
         served.forget()
         left, seats = self._anew.pop_left(served), self._seats.of(served)
         stands_in = {where: [slot for slot in left if weights_of(seats[slot.place]) == where] for where in weights}
-        kept = [(model, slots) for model, slots in self._kept[served.name] if not _free_one(model, slots)]
-        new = [(weights[where], slots) for where, slots in stands_in.items() if not _free_one(weights[where], slots)]
+        kept = [(model, slots) for model, slots in self._kept[served.name] if not free_weights(model, slots)]
+        new = [(weights[where], slots) for where, slots in stands_in.items() if not free_weights(weights[where], slots)]
         self._kept[served.name] = kept + new
         return not new
 
@@ -251,7 +270,8 @@ class Models:
 
     def _can_serve(self, name: str) -> bool:
         served = self._served[name]
-        return served.has_healthy_device or (served.is_on_demand and served.is_loading)
+        is_there = served.has_healthy_device or (served.is_on_demand and served.is_loading)
+        return is_there and not served.is_closed()
 
     def _served_of(self, slot: Slot) -> Served:
         """The model that a device slot is for."""
@@ -274,10 +294,3 @@ class Models:
         slot.start()
         self._scheduler.set_stall(slot.number, slot.stall_ns(self._config.engine.stall_s))
         self._scheduler.rest_slot(slot.number, False)
-
-
-def _free_one(model: Model, slots: Sequence[Slot]) -> bool:
-    """Free these weights, unless one of the dead device slots may still stand in them."""
-    # All of them: one that hung may have come to its end by now.
-    are_closed = [slot.close(0) for slot in slots]
-    return all(are_closed) and model.close()

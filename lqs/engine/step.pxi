@@ -454,7 +454,8 @@ cdef void fail_batch(WorkerData* w, int32_t rc) noexcept nogil:
     and who finds none alone fails; so it never loops. 2: broken off, tried
     again as it is. Below 0: each request of the batch is tried alone. Who fails alone is ended as
     soon as another one has got on; when nobody gets on any more the device slot gives up, and all
-    of them go on elsewhere.
+    of them go on elsewhere. One that has nobody beside it is tried again, until it is known whether
+    a token of nobody would be computed.
     """
     w.stats.num_failed_decodes += 1
     if rc == 2:
@@ -519,8 +520,35 @@ cdef void accuse(WorkerData* w, Sequence* seq, int32_t rc) noexcept nogil:
     seq.accused = rc
     if w.num_suspects == 0 and w.num_accused > 1:
         give_up(w, b"llama_decode kept failing, whoever was in the batch")
+    elif w.num_suspects == 0 and (w.failed_in_a_row == 1 or not works(w, seq.tokens[0])):
+        acquit(w, seq)
     elif w.num_suspects == 0:
         convict(w)
+
+
+cdef Sequence* spare_sequence(WorkerData* w) noexcept nogil:
+    """One that nobody has and that holds nothing; NULL where there is none."""
+    cdef int32_t i
+    for i in range(w.num_ids):
+        if not is_active(&w.seqs[i]) and w.seqs[i].num_kv == 0:
+            return &w.seqs[i]
+    return evict(w, NULL)
+
+
+cdef bint works(WorkerData* w, int32_t token) noexcept nogil:
+    """Whether the device computes a token that is nobody's. Where that cannot be tried, for want of a cell too: True."""
+    cdef Sequence* seq = spare_sequence(w)
+    cdef int32_t rc
+    if seq == NULL:
+        return True
+    w.batch.n_tokens = 0
+    batch_add(w, seq, token, 0, False)
+    rc = chaos_or_decode(w)
+    seq.in_batch = 0
+    lqs_seq_rm(w.ctx, seq.id, -1, -1)
+    if rc == 0:
+        w.failed_in_a_row = 0
+    return rc in (0, 1)
 
 
 cdef void acquit(WorkerData* w, Sequence* seq) noexcept nogil:

@@ -75,7 +75,7 @@ class Desk:
         self._observer = observer
         self._body = body
         self._prefixes = prefixes or Prefixes(scheduler.slots)
-        self._over: Callable[[Request, Outcome | None], None] | None = None
+        self._over: Callable[[Request, Outcome | None], None] = lambda request, outcome: None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._live: set[Ticket] = set()
@@ -177,7 +177,7 @@ class Desk:
     def cancel_all(self, reason: str, *, waiting_for: int | None = None) -> None:
         """Cancel everything that is left, or only who waits for a model; `reason` is what each is told."""
         for ticket in self._live:
-            if waiting_for is None or (ticket.request.model_index == waiting_for and not ticket.has_started):
+            if waiting_for is None or (ticket.request.model_index == waiting_for and self._waits(ticket)):
                 ticket.request.reason = reason
                 self.cancel(ticket.request)
 
@@ -245,6 +245,10 @@ class Desk:
                 self._observer.event_lost(ticket.request, error)
         self.entrance.tend()
 
+    def _waits(self, ticket: Ticket) -> bool:
+        """Whether it waits for a device slot: its first, or another one as its own has died."""
+        return not ticket.has_started or self.scheduler.is_lost(ticket.request.handle or 0)
+
     def _deliver(self, kind: int, ticket: Ticket, rest: list[Any]) -> None:
         request, sink = ticket.request, ticket.sink
         if kind == EV_OUTPUT:
@@ -260,7 +264,7 @@ class Desk:
             ticket.pace.note(request, rest[0])
             self.outlook.finished(request, rest[0])
             self._prefixes.note(request, rest[0])
-            self._settle_limits(request, rest[0])
+            self._over(request, rest[0])
             self._observer.finished(request, rest[0])
             sink.finished(rest[0])
         elif kind == EV_SETTLED:
@@ -284,14 +288,10 @@ class Desk:
         is_cancelled = reason == "cancelled"
         request.reason = request.reason or REASONS.get(reason)
         request.state = RequestState.CANCELLED if is_cancelled else RequestState.REFUSED
-        self._settle_limits(request, None)
+        self._over(request, None)
         self.outlook.ended(request)
         self._observer.ended(request, reason)
         ticket.sink.ended(reason)
-
-    def _settle_limits(self, request: Request, outcome: Outcome | None) -> None:
-        if self._over is not None:
-            self._over(request, outcome)
 
     def _settle(self, ticket: Ticket) -> None:
         self._live.discard(ticket)

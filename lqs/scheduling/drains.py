@@ -3,6 +3,9 @@
 A device slot may be held back for several reasons at once: an operator drains it, its health is in
 doubt. It takes requests again when the last who held it has let go. The core knows one word for
 each device slot, so this is the only module that writes it.
+
+A device slot goes by the number of its first seat in the core. One that died, or whose model has left and
+come back, may have another seat: who held it back holds that one too.
 """
 
 from __future__ import annotations
@@ -35,12 +38,15 @@ class Drains:
         self._scheduler = desk.scheduler
         self._limit_ns = int(limit_s * NS_PER_S)
         self._holders: defaultdict[int, set[str]] = defaultdict(set)
+        # Of device slots that have another seat than their first; and back.
+        self._seats: dict[int, int] = {}
+        self._slots: dict[int, int] = {}
         # Model -> since when it is closed.
         self._closed: dict[int, int] = {}
 
     def hold(self, slot: int, now_ns: int, holder: str = OPERATOR) -> None:
         """Let nobody start on a device slot; what runs there goes on. May be repeated."""
-        self._scheduler.drain_slot(slot)
+        self._scheduler.drain_slot(self._seat_of(slot))
         self._holders[slot].add(holder)
         self.look(now_ns)
 
@@ -48,8 +54,14 @@ class Drains:
         """Let go of it; if nobody else holds it, it takes requests again. May be repeated."""
         self._holders[slot].discard(holder)
         if not self._holders[slot]:
-            self._scheduler.undrain_slot(slot)
+            self._scheduler.undrain_slot(self._seat_of(slot))
         self.look(now_ns)
+
+    def moved(self, slot: int, seat: int) -> None:
+        """From now on a device slot has that seat in the core, on which nobody can start yet."""
+        self._seats[slot], self._slots[seat] = seat, slot
+        if self.holders(slot):
+            self._scheduler.drain_slot(seat)
 
     def holders(self, slot: int) -> list[str]:
         """Who holds a device slot back."""
@@ -63,11 +75,6 @@ class Drains:
     def is_closed(self, model: int) -> bool:
         """Whether nobody may come in for the model of that number."""
         return model in self._closed
-
-    def left_s(self, model: int, now_ns: int) -> float:
-        """Seconds until those who wait for a closed model are told; 0 if it is not closed."""
-        since_ns = self._closed.get(model)
-        return 0.0 if since_ns is None else max(since_ns + self._limit_ns - now_ns, 0) / NS_PER_S
 
     def look(self, now_ns: int) -> None:
         """Open and close models by how their device slots are now, and tell those who waited for long enough."""
@@ -85,7 +92,7 @@ class Drains:
         living: defaultdict[int, list[set[str]]] = defaultdict(list)
         for number, figures in enumerate(self._scheduler.slots()):
             if not figures["is_dead"]:
-                living[figures["model"]].append(self._holders.get(number, set()))
+                living[figures["model"]].append(self._holders.get(self._slots.get(number, number), set()))
         for model, held in living.items():
             if all(held) and any(OPERATOR in holders for holders in held):
                 yield model
@@ -95,11 +102,14 @@ class Drains:
         try:
             async with asyncio.timeout(limit_s):
                 # The scheduler has no event for that, and who asks is a person.
-                while not all(is_empty(self._scheduler.slots()[slot]) for slot in slots):  # noqa: ASYNC110
+                while not all(is_empty(self._scheduler.slots()[self._seat_of(slot)]) for slot in slots):  # noqa: ASYNC110
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError:
             return False
         return True
+
+    def _seat_of(self, slot: int) -> int:
+        return self._seats.get(slot, slot)
 
 
 def is_empty(figures: Mapping[str, Any]) -> bool:

@@ -115,11 +115,12 @@ class _Bench:
         self._poller = select.poll()
         self._poller.register(scheduler.loop_fd, select.POLLIN)
         self._num_slots = len(plan.devices)
-        worker = next(models.slots).worker
+        slot = next(models.slots)
+        worker = slot.worker
         self._sizes_ms = worker.calibration
         self._swapping = worker.swapping
         self._shape = SlotShape(
-            num_sequences=config.engine.parallel,
+            num_sequences=slot.num_sequences,
             kv_tokens=plan.kv_tokens,
             budget=worker.budget,
             batch_max=min(config.engine.n_batch, plan.num_cells),

@@ -22,9 +22,10 @@ from lqs.admission.gate import Gate
 from lqs.admission.keys import KeyRing
 from lqs.admission.prompts import Prompts
 from lqs.api.app import Services, create_app
-from lqs.api.services import Control
+from lqs.api.services import Control, Reloaded
 from lqs.config import Config
 from lqs.engine.keeper import Keeper
+from lqs.engine.opening import Seat
 from lqs.engine.residents import Resident, Residents
 from lqs.engine.slot import Slot
 from lqs.engine.template import ChatTemplate
@@ -116,6 +117,8 @@ class House:
             names=lambda: ["M"], find={"M": self.served}.get, is_loading=False, has_healthy_device=True,
             fallback_of=lambda served: None, all=lambda: [self.served],
             route=lambda name, version: None if version else {"M": self.served}.get(name or "M"),
+            find_all=lambda name: [self.served] if name == "M" else [],
+            seats_of=lambda served: [Seat(0, "cpu:0", 0, SimpleNamespace(group="cpu:0"), 0)],
         )  # fmt: skip
         self.fleet = the_fleet(self.config, self.models, Log(self.config.log, io.StringIO()))
         self.log_text = io.StringIO()
@@ -139,11 +142,13 @@ class House:
             snapshot=lambda: {"num_steps": 7, "step_ns": 0},
         )  # fmt: skip
         self.served.slots.append(Slot("cpu:0", self.worker, 100_000, self.slot))  # type: ignore[arg-type]
-        self.models.slots = self.served.slots
+        self.models.slots, self.models.set_weight = self.served.slots, scheduler.set_weight
         self.keeper = Keeper(self.config, self.models, scheduler, log)  # type: ignore[arg-type]
         self.asked: list[str] = []  # Of the process.
-        self.reload_problem: str | None = None
-        self.is_supervised = False
+        self.reload_problem = ""
+        self.reload_waiting: list[str] = []
+        self.restart_problem = ""
+        self.successor = "none"
         services = Services(
             config=self.config,
             gate=self.gate,
@@ -155,7 +160,7 @@ class House:
             log=log,
             fleet=self.fleet,
             keeper=self.keeper,
-            control=Control(self._drain, self._reload, lambda: self.is_supervised),
+            control=Control(self._drain, self._reload, self._restart, self._successor),
         )
         self.app = create_app(services, cors_origins=self.config.server.cors_origins)
         self.started: list[int] = []  # Taken by the worker, not yet looked at by the test.
@@ -163,9 +168,15 @@ class House:
     def _drain(self) -> None:
         self.asked.append("drain")
 
-    def _reload(self) -> str | None:
+    def _reload(self) -> Reloaded:
         self.asked.append("reload")
-        return self.reload_problem
+        return Reloaded(self.reload_problem, self.reload_waiting)
+
+    async def _restart(self) -> str:
+        return self.restart_problem
+
+    async def _successor(self) -> str:
+        return self.successor
 
     def _key_file(self, tmp_path: Any, keys: Sequence[str]) -> str:
         path = tmp_path / "keys"

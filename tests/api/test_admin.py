@@ -37,6 +37,35 @@ async def test_with_keys_alerts_are_shown_to_admins_alone(tmp_path):
 
 
 @driven
+async def test_the_log_tells_what_an_admin_did_and_who_it_was(tmp_path):
+    house = House(keys=["plain", "admin"], tmp_path=tmp_path, log={"access": False})
+    path = tmp_path / "keys"
+    first, second = path.read_text().splitlines()
+    record = json.loads(second) | {"admin": True}
+    path.write_text(f"{first}\n{json.dumps(record)}\n")
+    house.ring.reload(house.config)
+    name = record["name"]
+    acts = (
+        "/admin/devices/0/drain", "/admin/models/M/undrain", "/admin/devices/0/weight", "/admin/drain", "/admin/reload",
+        "/admin/restart",
+    )  # fmt: skip
+    for act in acts:
+        assert (await house.ask("POST", act, {"weight": 2}, key="admin")).status < 300
+    lines = house.log_text.getvalue().splitlines()
+    assert len(lines) == len(acts)
+    for act, line in zip(acts, lines, strict=True):
+        assert f"an admin asks call={act} by={name} request_id=" in line
+    await house.ask("POST", "/admin/devices/9/drain", key="admin")
+    await house.ask("GET", "/admin/devices", key="admin")
+    await house.ask("POST", "/admin/drain", key="plain")
+    *_, asked, refused = house.log_text.getvalue().splitlines()
+    assert len(lines) + 2 == len(house.log_text.getvalue().splitlines())
+    assert f"an admin asks call=/admin/devices/9/drain by={name}" in asked
+    assert "an admin is refused call=/admin/devices/9/drain" in refused
+    assert refused.endswith("code=device_not_found")
+
+
+@driven
 async def test_a_web_page_wants_a_key_where_nobody_else_does(tmp_path):
     """Any page that a browser shows may send a call to this machine; only the answer is kept from it."""
     origin = [(b"origin", b"https://example.org")]

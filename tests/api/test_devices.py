@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -58,7 +59,9 @@ def test_a_drain_lets_nobody_in_and_an_undrain_does_again(name: str):
         assert (shown["state"], shown["held_by"], shown["running"]) == ("draining", ["operator"], 1)
         refused = await house.ask("POST", "/v1/chat/completions", HI)
         assert (refused.status, refused.headers["x-lqs-reason"]) == (503, "draining")
-        assert 1 <= int(refused.headers["retry-after"]) <= 38
+        assert "An operator has drained the model" in refused.error["message"]
+        assert 30 <= int(refused.headers["retry-after"]) <= 38
+        assert "All models are drained" in (await house.ask("GET", "/health")).json["error"]["message"]
         assert (await house.ask("GET", "/readyz")).json == {"status": "draining"}
         house.finish(handle)
         assert (await running.done()).status == 200
@@ -84,6 +87,25 @@ async def test_a_drain_may_wait_until_the_device_slot_is_empty():
     house.finish(handle)
     assert (await draining.done()).json["state"] == "drained"
     assert (await running.done()).status == 200
+
+
+@pytest.mark.parametrize("name", ["devices/0", "models/M"])
+def test_nobody_waits_on_for_a_caller_that_has_left(name: str):
+    @driven
+    async def scene():
+        house = House()
+        running = house.call("POST", "/v1/chat/completions", HI)
+        (handle,) = await house.starts()
+        draining = house.call("POST", f"/admin/{name}/drain", query=b"wait=3600")
+        await until(lambda: house.turn() or house.desk.scheduler.slots()[0]["is_drained"])  # type: ignore[func-returns-value]
+        draining.leave()
+        assert (await draining.done()).status is None
+        # What it asked for is done all the same.
+        assert house.gate.drains.holders(0) == ["operator"]
+        house.finish(handle)
+        assert (await running.done()).status == 200
+
+    scene()
 
 
 @driven
@@ -181,20 +203,28 @@ async def test_the_process_is_asked_to_drain_and_to_reload():
     call = await house.ask("POST", "/admin/drain")
     assert (call.status, call.json) == (202, {"status": "draining", "requests": 0})
     call = await house.ask("POST", "/admin/reload")
-    assert (call.status, call.json) == (200, {"status": "reloaded", "keys": 0})
+    assert (call.status, call.json) == (200, {"status": "reloaded", "keys": 0, "wait_for_restart": []})
+    house.reload_waiting = ["placement.policy", "engine"]
+    assert (await house.ask("POST", "/admin/reload")).json["wait_for_restart"] == house.reload_waiting
     house.reload_problem = "queue.levels: it changes only with a restart."
     call = await house.ask("POST", "/admin/reload")
     assert (call.status, call.error["code"], call.error["message"]) == (400, "reload_failed", house.reload_problem)
-    assert house.asked == ["drain", "reload", "reload"]
+    assert house.asked == ["drain", "reload", "reload", "reload"]
 
 
 @driven
 async def test_a_restart_wants_somebody_who_keeps_the_socket():
     house = House()
-    assert (await house.ask("POST", "/admin/restart")).status == 409
-    house.is_supervised = True
+    house.restart_problem = "a server is starting already"
+    refused = await house.ask("POST", "/admin/restart")
+    assert (refused.status, refused.error["message"]) == (409, "No restart: a server is starting already.")
+    house.restart_problem = ""
     call = await house.ask("POST", "/admin/restart")
     assert (call.status, call.json["status"]) == (202, "restarting")
+    for successor, shown in (("starting", ("starting", None)), ("failed: exit code 2", ("failed", "exit code 2"))):
+        house.successor = successor
+        said = (await house.ask("GET", "/admin/restart")).json
+        assert (said["pid"], (said["successor"], said["how"])) == (os.getpid(), shown)
 
 
 @pytest.mark.parametrize("path", POSTS)

@@ -152,6 +152,12 @@ async def test_models_are_listed_shown_and_not_found():
         (shown,) = (await house.ask("GET", path)).json["data"]
         assert (shown["id"], shown["object"], shown["meta"]["n_ctx"]) == ("M", "model", 4096)
     assert (await house.ask("GET", "/v1/models/M")).json["id"] == "M"
+    # With the model in its base URL, as a client may have it.
+    listed = (await house.ask("GET", "/models/M/v1/models")).json
+    assert [entry["id"] for entry in listed["data"]] == ["M"]
+    assert (await house.ask("GET", "/models/M/v1/models/M")).json["id"] == "M"
+    nowhere = await house.ask("GET", "/models/N/v1/models")
+    assert (nowhere.status, nowhere.error["code"]) == (404, "model_not_found")
     missing = await house.ask("GET", "/v1/models/a/b")
     assert (missing.status, missing.error["code"]) == (404, "model_not_found")
     for path, body in [(CHAT, HI | {"model": "x" * 999}), ("/models/N/v1/chat/completions", HI)]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -66,6 +67,42 @@ def test_a_context_beyond_the_memory_of_its_cores_fails(
     assert main(["check", model, "--config", str(config), "--ctx", "100000"]) == 1
     assert "engine.memory_mb: 30 MB for cpu:0, and engine.ctx 100000 takes" in capsys.readouterr().out
     assert main(["check", model, "--config", str(config)]) == 0
+
+
+def test_fewer_sequences_for_want_of_memory_are_told_with_the_reason(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "lqs.toml"
+    config.write_text('engine.devices = ["cpu:0", "cpu:1"]\nengine.memory_mb = [0, 2]\n')
+    assert main(["check", model, "--config", str(config)]) == 0
+    text = capsys.readouterr().out
+    (told,) = [line for line in text.splitlines() if "instead of 32" in line]
+    num, kv_tokens = map(int, re.findall(r"cpu:1: (\d+) sequences .* memory for (\d+) tokens", told)[0])
+    assert 1 <= num == kv_tokens // 256 < 32
+    assert f"sequences  cpu:0 32, cpu:1 {num}, {32 + num} in all" in text
+    assert main(["check", model, "--ctx", "512"]) == 0
+    assert "sequences  32 per device slot, 32 in all" in capsys.readouterr().out
+
+
+def test_what_is_allowed_and_hardly_meant_is_remarked(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    core, num = min(os.sched_getaffinity(0)), len(os.sched_getaffinity(0))
+    config = tmp_path / "lqs.toml"
+    tables = "".join(f'[models."qwen@v{n}"]\npath = "{model}"\nshare = 0\n' for n in (1, 2))
+    config.write_text(
+        f'[engine]\nctx = 512\ndevices = ["cpu:0", "cpu:1", "cpu:999"]\ncores = ["{core}", "{core}"]\n{tables}'
+    )
+    assert main(["check", "--config", str(config)]) == 0
+    remarks = [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines() if line[:6] == "remark"]
+    assert remarks == [
+        "share: is 0 for all that qwen means; qwen@v1 gets its requests.",
+        f"engine.cores: cpu:0 and cpu:1 both have {core}, and take turns there.",
+        f"engine.devices: cpu:999 is only a name: it computes on any of the {num} cores.",
+    ]
+    config.write_text('[engine]\nctx = 512\ndevices = ["cpu:0"]\n' + tables.replace("share = 0", "", 1))
+    assert main(["check", "--config", str(config)]) == 0
+    assert "remark" not in capsys.readouterr().out
 
 
 def test_a_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:

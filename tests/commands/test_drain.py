@@ -47,7 +47,7 @@ def test_a_device_slot_is_drained_and_shown(
 
 def test_a_wait_asks_again_until_all_are_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     half = said({"data": [slot("drained"), slot("draining")]})
-    script = Script(half, said({"data": [slot("drained"), slot("dead")]}))
+    script = Script(half, said({"data": [slot("drained"), slot("dead"), slot("quarantined"), slot("backoff")]}))
     assert run(monkeypatch, script, "--model", "a/b", "--wait") == 0
     assert paths(script) == ["POST /admin/models/a/b/drain?wait=20.000"] * 2
 
@@ -78,11 +78,20 @@ def test_the_whole_server_is_drained_and_waited_for(
 def test_a_restart_is_done_when_another_process_answers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script = Script(said({"pid": 7}, 202), said({"pid": 7}), ConnectionResetError(), said({"pid": 8}))
+    old, new = {"pid": 7, "successor": "starting", "how": None}, {"pid": 8, "successor": "none", "how": None}
+    script = Script(said({"pid": 7}, 202), said(old), ConnectionResetError(), said(new))
     assert run(monkeypatch, script, "--restart", "--wait") == 0
     assert "process 8 serves" in capsys.readouterr().out
     assert run(monkeypatch, Script(said({"pid": 7}, 202)), "--restart") == 0
-    assert run(monkeypatch, Script(said({"pid": 7}, 202), said({"pid": 7})), "--restart", "--wait", "0") == 1
+    assert run(monkeypatch, Script(said({"pid": 7}, 202), said(old)), "--restart", "--wait", "0") == 1
+
+
+def test_a_new_server_that_does_not_come_up_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = {"pid": 7, "successor": "failed", "how": "exit code 2"}
+    assert run(monkeypatch, Script(said({"pid": 7}, 202), said(failed)), "--restart", "--wait") == 1
+    assert "did not come up (exit code 2)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

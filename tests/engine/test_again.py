@@ -104,6 +104,45 @@ def test_when_llama_decode_keeps_failing_the_others_go_on_elsewhere(default_mode
         assert {a.outcome.finish for a in answers} == {LENGTH}
 
 
+def test_one_that_is_alone_when_llama_decode_fails_is_tried_again(default_model: Any) -> None:
+    """A lack that passes costs it nothing."""
+    with Rig(default_model, n_ctx=512, n_seq=2, threads=1) as rig:
+        want = rig.ask(chat(PROMPTS[0]), **options_of(default_model, "greedy"))
+        for times in (1, 3):
+            answer = rig.submit(chat(PROMPTS[0]), **options_of(default_model, "greedy"))
+            rig.pump(lambda one=answer: one.num_tokens >= 5)
+            rig.worker.break_at("rc", rc=-2, times=times)
+            rig.finish(answer)
+            assert (answer.text, answer.outcome.finish) == (want.text, LENGTH)
+        assert rig.worker.state == "ready"
+        assert_nothing_is_left(rig)
+
+
+def test_one_that_is_alone_goes_on_elsewhere_when_nothing_is_computed_any_more(default_model: Any) -> None:
+    prompt, options = chat(PROMPTS[0]), options_of(default_model, "greedy")
+    (want,) = alone(default_model, [prompt], **options)
+    with Rig(default_model, num_slots=2, n_ctx=512, n_seq=2, threads=1) as rig:
+        answer = rig.submit(prompt, **options)
+        rig.pump(lambda: answer.num_tokens >= 5)
+        rig.worker.break_at("rc", rc=-2, times=-1)
+        rig.finish(answer)
+        assert (answer.text, answer.outcome.finish) == (want.text, LENGTH)
+        assert rig.worker.death == "llama_decode kept failing"
+
+
+def test_one_that_is_alone_is_to_blame_when_the_token_of_nobody_is_computed(default_model: Any) -> None:
+    """Then it ends, and the device slot is not taken for broken, however often it comes."""
+    with Rig(default_model, n_ctx=512, n_seq=2, threads=1) as rig:
+        for _ in range(5):
+            # Its prompt fails whenever it is in a batch; one token does not.
+            rig.worker.break_at("rc", rc=-3, times=-1, tokens=2)
+            answer = rig.ask(chat(PROMPTS[0]), **options_of(default_model, "greedy"))
+            assert (answer.outcome.finish, answer.outcome.error_code) == (_core.Finish.FINISH_ERROR, -3)
+        assert rig.worker.state == "ready"
+        rig.worker.break_at("rc", rc=-3, times=0, tokens=1 << 20)
+        assert rig.ask(chat(PROMPTS[1]), **options_of(default_model, "greedy")).outcome.finish == LENGTH
+
+
 def test_with_little_kv_those_that_come_and_those_that_are_there_all_end(default_model: Any) -> None:
     """Promises that grow: some are put out, some go on, and every text is the same."""
     prompts = [chat(p) for p in PROMPTS[:8]]

@@ -315,6 +315,48 @@ def test_a_thread_that_opens_and_never_ends_is_left_behind() -> None:
     assert house.keeper.close()
 
 
+@pytest.mark.parametrize("stage", [Stage.BACKOFF, Stage.OPENING, Stage.QUARANTINE, Stage.PROBATION, Stage.RESTING])
+def test_one_whose_model_left_and_came_back_begins_anew(stage: Stage) -> None:
+    """Nothing of its earlier life is told of it, holds it back, or counts as an attempt."""
+    attempts = 0 if stage is Stage.QUARANTINE else 3
+    house = House(reload_attempts=attempts, probation_requests=1, slow_factor=8.0 if stage is Stage.RESTING else 0.0)
+    house.look(0)
+    if stage is Stage.RESTING:
+        for at_s, pace_ms in enumerate([20] * 5 + [300] * 3):
+            house.pace(at_s, pace_ms, 30)
+    else:
+        house[0].state = "dead"
+        house.core.report_dead(0)
+        house.look(10)
+    if stage in (Stage.OPENING, Stage.PROBATION):
+        house.gate = threading.Event()
+        house.look(20)
+    if stage is Stage.PROBATION:
+        house.gate.set()  # type: ignore[union-attr]
+        house.opened(0)
+    assert house.stage(0) is stage
+    # Its model leaves, and comes back: on the same seat if nobody died there.
+    number = house._slots[0].number
+    number = house._add() if house.core.slots()[number]["is_dead"] else number
+    house._slots[0] = house._slot("cpu:0", number)
+    house.core.rest_slot(number, False)
+    assert house.keeper.standing_of(house._slots[0]) == Standing(Stage.SOUND)
+    for at_s in (30, 31):
+        house.look(at_s)
+    assert house.keeper.standing_of(house._slots[0])[:3] == (Stage.SOUND, "", 0)
+    for _ in range(8):
+        house.core.try_enter(0)
+        house.core.submit(Work(), "x", footprint_tokens=10)
+    house.core.round(1)
+    assert [slot["num_running"] for slot in house.core.slots()][number] == 4
+    # And when it dies again it has all of its attempts.
+    house[0].state, house[0].death = "dead", "GGML_ASSERT"
+    house.look(32)
+    assert house.keeper.standing_of(house._slots[0])[2:4] == (0, attempts)
+    if house.gate is not None:
+        house.gate.set()
+
+
 @pytest.mark.parametrize("factor", [8.0, 0.0])
 def test_one_that_becomes_much_slower_than_itself_and_the_others_rests(factor: float) -> None:
     house = House(slow_factor=factor, probation_steps=10)

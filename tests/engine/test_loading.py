@@ -100,6 +100,44 @@ def test_out_of_memory_at_load_takes_half_of_the_context_and_says_so(path: Path)
     assert house.models.close(5)
 
 
+def test_a_small_context_is_opened_with_fewer_sequences_and_the_core_knows(path: Path) -> None:
+    """What the core lets run there at once is what the worker has, also when a larger one comes later."""
+    house = House(path, fits=3000, **{"engine.parallel": 32})
+    assert house.load() == [2048]
+    (slot,) = house.models.slots
+    assert (slot.num_sequences, slot.worker.settings["n_seq"]) == (8, 8)  # type: ignore[attr-defined]
+    assert house.core.slots()[0]["num_sequences"] == 8
+    said = house.log.getvalue()
+    assert "kv_tokens=2048 tried=4096 sequences=8" in said
+    assert "device=cpu:0 sequences=8 wanted=32 kv_tokens=2048" in said
+    served = house.models.find("tiny")
+    assert served is not None
+    house.models.close_to_newcomers(served)
+    house.core.round(2)
+    assert house.models.leave(served, 5)
+    house.fits = 1 << 30
+    house.models.load_one(served)
+    house.core.round(3)
+    account = house.core.slots()[0]
+    assert (account["capacity"], account["num_sequences"]) == (8192, 32)
+    assert house.models.close(5)
+
+
+def test_in_the_end_fewer_sequences_are_tried_with_the_smallest_context(path: Path) -> None:
+    house = House(path, **{"engine.ctx": 256, "engine.parallel": 16})
+    real = house._make_worker
+
+    def only_one(scheduler: object, number: int, model: object, **settings: Any) -> FakeWorker:
+        if settings["n_seq"] > 1:
+            raise NoRoom("no memory for the outputs")
+        return real(scheduler, number, model, **settings)
+
+    house.loader._make_worker = only_one  # type: ignore[assignment]
+    assert house.load() == [256]
+    assert house.core.slots()[0]["num_sequences"] == 1
+    assert house.models.close(5)
+
+
 def test_the_tries_are_few_and_then_the_load_fails_with_the_reason(path: Path) -> None:
     house = House(path, fits=0)
     with pytest.raises(DeviceError, match=r"cpu:0: no context fits, not even .* no memory"):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lqs.engine import cores
+from lqs.engine.fitting import Size, smaller
 from lqs.engine.plan import Machine, check_fits, make_plan, probe_machine
 from lqs.engine.synth import Recipe, parse_shape, write
 from lqs.errors import ConfigError, ModelFileError, StartError
@@ -199,6 +200,12 @@ def test_a_group_of_cores_has_its_cores_and_a_memory_of_its_own(model: Path) -> 
         make_plan(load(None, None, flags | {"engine.cores": ["9999"]}), model, BIG)
 
 
+def test_cores_that_are_not_there_are_all_named() -> None:
+    with pytest.raises(ConfigError, match=r"this process has not core 9000-9011,9020\.$"):
+        cores.cores_of(["9000-9011,9020"], 0)
+    assert cores.in_ranges({0, 1, 2, 5, 7, 8}) == "0-2,5,7-8"
+
+
 @pytest.mark.parametrize("bounds", [[2], [0, 2]])
 def test_a_context_that_was_set_by_hand_must_keep_to_the_memory_of_its_cores(model: Path, bounds: list[int]) -> None:
     flags = {"engine.devices": ["cpu:0", "cpu:1"], "engine.memory_mb": bounds}
@@ -224,3 +231,58 @@ def test_memory_for_less_than_any_context_is_told(model: Path) -> None:
     config = load(None, None, {"engine.memory_mb": [1], "engine.ctx": 512, "engine.n_ubatch": 512})
     with pytest.raises(StartError, match="set more memory"):
         check_fits(config, make_plan(config, model, BIG))
+
+
+def short_of(model: Path, tokens: int, **flags: object) -> Machine:
+    """A machine on which so many tokens of context fit."""
+    plan = make_plan(load(None, None, {"engine.kv_margin_mb": 0} | flags), model, BIG)
+    group = plan.slots[0].group
+    return Machine(1, plan.weights_bytes + plan.needs.compute_bytes(group) + tokens * plan.needs.token_bytes(group))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "num"), [(256, 1), (511, 1), (512, 2), (1000, 3), (2048, 8), (4095, 15), (4096, 32), (50_000, 32)]
+)
+def test_where_memory_is_short_each_sequence_has_256_tokens_at_least(model: Path, tokens: int, num: int) -> None:
+    """4,096 tokens are all that is useful for this model: then memory is not what is short."""
+    config = load(None, None, {"engine.kv_margin_mb": 0})
+    plan = make_plan(config, model, short_of(model, tokens))
+    assert [(slot.num_sequences, slot.kv_tokens >= 256 * min(num, 16)) for slot in plan.slots] == [(num, True)]
+    check_fits(config, plan)
+    few = load(None, None, {"engine.kv_margin_mb": 0, "engine.parallel": 2})
+    assert make_plan(few, model, short_of(model, tokens, **{"engine.parallel": 2})).num_sequences == min(num, 2)
+
+
+def test_a_context_set_by_hand_is_for_all_sequences(model: Path) -> None:
+    assert make_plan(load(None, None, {"engine.ctx": 512}), model, BIG).num_sequences == 32
+
+
+def test_the_memory_of_a_group_of_cores_makes_its_own_sequences_few(model: Path) -> None:
+    flags = {"engine.devices": ["cpu:0", "cpu:1"], "engine.memory_mb": [0, 2]}
+    plan = make_plan(load(None, None, flags), model, BIG)
+    free, bounded = plan.slots
+    assert (free.num_sequences, bounded.num_sequences) == (32, bounded.kv_tokens // 256)
+    assert plan.num_sequences == 32 + bounded.num_sequences
+
+
+def test_a_split_cache_has_a_part_for_each_of_the_sequences_that_are_left(model: Path) -> None:
+    config = load(None, None, {"engine.kv_margin_mb": 0, "engine.kv_unified": False})
+    plan = make_plan(config, model, short_of(model, 1024, **{"engine.kv_unified": False}))
+    assert (plan.num_sequences, plan.request_tokens_max) == (4, 256)
+
+
+@pytest.mark.parametrize(
+    ("tried", "then"),
+    [
+        ((8192, 32), (4096, 16)),
+        ((8192, 4), (4096, 4)),
+        ((1024, 4), (512, 2)),
+        ((700, 2), (256, 1)),
+        ((256, 4), (256, 1)),
+        ((256, 1), None),
+    ],
+)
+def test_the_next_smaller_size_has_half_of_the_context_and_what_it_is_good_for(
+    tried: tuple[int, int], then: tuple[int, int] | None
+) -> None:
+    assert smaller(Size(*tried)) == (Size(*then) if then else None)

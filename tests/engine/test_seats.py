@@ -116,6 +116,11 @@ def test_more_weights_than_auto_finds_devices_leave_the_last_for_the_rest(store:
     assert House(store, tmp_path, text).seen("weight") == [5, 3]
 
 
+def test_a_device_that_is_not_here_keeps_its_place_on_the_list(store: Store, tmp_path: Path) -> None:
+    text = on_cores('["cpu:1"]', 'devices = ["cpu:1"]', '["cuda:0", "cpu:1", "cpu:2"]')
+    assert House(store, tmp_path, text).seen("weight") == [1, 1]
+
+
 def test_changed_weights_hold_for_those_that_come_too(store: Store, tmp_path: Path) -> None:
     """What is opened anew after a death gets the weight of the config that was read last."""
     house = House(store, tmp_path, on_cores('["cpu:1"]'))
@@ -125,4 +130,63 @@ def test_changed_weights_hold_for_those_that_come_too(store: Store, tmp_path: Pa
     last = list(house.models.slots)[-1]
     house.models.add_again(last)
     assert house.seen("weight") == [2, 7, 7, 7]
+    assert house.models.close(5)
+
+
+class Said:
+    """Orders that a test can read; which models are closed it sets."""
+
+    def __init__(self) -> None:
+        self.moves: list[tuple[int, int]] = []
+        self.closed: set[int] = set()
+
+    def moved(self, slot: int, seat: int) -> None:
+        self.moves.append((slot, seat))
+
+    def is_closed(self, model: int) -> bool:
+        return model in self.closed
+
+
+@pytest.mark.parametrize("has_left", [False, True], ids=["opened anew", "loaded anew"])
+def test_a_device_slot_keeps_its_number_and_weight_in_another_seat(
+    store: Store, tmp_path: Path, has_left: bool
+) -> None:
+    house, said = House(store, tmp_path, on_cores('["cpu:1"]')), Said()
+    models = house.models
+    models.obey(said)
+    models.load_residents()
+    first = models.all()[0]
+    models.set_weight(1, 9)
+    assert house.seen("weight") == [5, 9, 1]
+    house.core.report_dead(1)
+    if has_left:
+        models.replan(first, models.plan_of(first))
+    else:
+        models.add_again(first.slots[1])
+    assert said.moves == [(1, 3)]
+    assert house.seen("weight") == [5, 9, 1, 9]
+    assert [seat.slot for seat in models.seats_of(first)] == [0, 1]
+    # Until the config is read again; another weight finds the seat that counts.
+    models.set_weight(1, 4)
+    assert house.seen("weight")[3] == 4
+    models.set_weights(house.config)
+    assert house.seen("weight")[3] == 1
+    assert models.close(5)
+
+
+def test_a_closed_version_leaves_its_share_to_the_others(store: Store, tmp_path: Path) -> None:
+    text = on_cores('["cpu:1"]').replace("models.a", 'models."q@1"').replace("models.b", 'models."q@2"')
+    house, said = House(store, tmp_path, text), Said()
+    house.models.obey(said)
+    house.models.load_residents()
+
+    def answered() -> set[str]:
+        return {served.name for _ in range(4) if (served := house.models.route("q", ""))}
+
+    assert answered() == {"q@1", "q@2"}
+    said.closed = {0}
+    assert answered() == {"q@2"}
+    assert [served.state for served in house.models.all()] == ["drained", "ready"]
+    assert [served.name for served in house.models.find_all("q")] == ["q@1", "q@2"]
+    assert [served.name for served in house.models.find_all("q@2")] == ["q@2"]
     assert house.models.close(5)

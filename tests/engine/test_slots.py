@@ -172,6 +172,7 @@ def test_a_card_is_lost_with_its_step_and_with_it_all_that_is_on_it(path: Path, 
         "device_slot=0 explode@step=1",
         "device_slot=0 abort@step=-1",
         "device_slot=0 lose-card",
+        "device_slot=0 fail-load for=2s",
         "device_slot=0 hang@step=1 for=8",
         "device_slot=0 abort@step=1 for=8s",
         "device_slot=0 times=2",
@@ -188,6 +189,10 @@ def test_each_part_of_a_drill_is_read() -> None:
         Break(1, "hang", 4, for_s=1.5),
         Break(1, FAIL_LOAD, times=3),
         Break(1, "rc", 5, rc=-100, times=-1),
+    )
+    assert parse_drill("device_slot=0 slow-load device_slot=1 slow-load for=3s") == (
+        Break(0, "slow-load", for_s=1.0),
+        Break(1, "slow-load", for_s=3.0),
     )
     assert parse_drill("device_slot=0 lose-card@step=4") == (Break(0, "lost", 4),)
     assert parse_drill("device_slot=0 hang@step=1")[0].for_s > 10_000

@@ -9,7 +9,7 @@ import pytest
 from lqs.request import Request
 from lqs.scheduling.drains import Drains
 from tests.scheduling.parts import Told
-from tests.scheduling.test_desk import S, Scene
+from tests.scheduling.test_desk import FINISH_CANCELLED, S, Scene
 
 LIMIT_S = 30
 
@@ -70,10 +70,8 @@ def test_a_model_is_closed_while_nothing_takes_its_requests() -> None:
     house.hold(0, 1, now_ns=5 * S)
     assert house.drains.is_closed(0)
     assert not house.drains.is_closed(1)
-    assert house.drains.left_s(0, 15 * S) == LIMIT_S - 10
     house.release(1)
     assert not house.drains.is_closed(0)
-    assert house.drains.left_s(0, 15 * S) == 0
 
 
 def test_what_only_its_health_holds_closes_no_model() -> None:
@@ -141,3 +139,41 @@ def test_a_wait_ends_when_nothing_runs_there_or_at_its_limit(finishes: bool, is_
         return await waiting
 
     assert asyncio.run(scene()) is is_empty
+
+
+def test_who_holds_a_device_slot_holds_each_seat_that_it_gets() -> None:
+    house = House()
+    house.hold(1)
+    house.core.report_dead(1)
+    seat = house.core.add_device_slot(kv_tokens=1000, num_sequences=1, is_resting=True)
+    house.drains.moved(1, seat)
+    house.core.rest_slot(seat, False)
+    house.turn()
+    assert (house.drains.holders(1), house.takes(seat)) == (["operator"], False)
+    # The operator's word counts for the new seat too: with the other one held nobody takes requests.
+    house.hold(0)
+    assert house.drains.is_closed(0)
+    assert asyncio.run(house.drains.wait_empty([0, 1], 0))
+    house.release(1)
+    assert (house.drains.holders(1), house.takes(seat), house.drains.is_closed(0)) == ([], True, False)
+
+
+def test_who_was_lost_and_waits_for_a_closed_model_is_told_at_the_limit() -> None:
+    house, lost, runs = House(), Told(), Told()
+    for sink in (lost, runs):
+        house.submit(sink)
+        house.turn()
+    house.core.take(0)
+    house.hold(1)
+    house.core.report_dead(0)
+    for _ in range(2):
+        house.turn()
+    assert house.core.snapshot()["num_again"] == 1
+    house.drains.look(0)
+    house.drains.look(LIMIT_S * S - 1)
+    house.turn()
+    assert lost.events == ["started"]
+    house.drains.look(LIMIT_S * S)
+    house.turn()
+    assert lost.events == ["started", ("finished", FINISH_CANCELLED), "settled"]
+    assert runs.events == ["started"]

@@ -1,15 +1,22 @@
-"""A whole server beside a driver that says what the test wants: what it logs, shows and refuses."""
+"""A whole server beside a driver that says what the test wants: what it logs, shows and refuses.
+
+Where llama.cpp is built without CUDA, a device slot on a GPU is opened with its weights in the machine's memory, which
+is where a part with unified memory has them. All else is what would run there: naming, planning, placement, metrics.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.fake_nvml import card, compile_library, environ_of, replace_script
 from tests.server.conftest import Start
-from tests.server.process import until
+from tests.server.process import REPOSITORY, until
 from tests.server.test_start import serve
 
 
@@ -61,6 +68,65 @@ def test_a_device_slot_on_a_card_that_is_short_lets_others_go_first(
     until(lambda: "device slot takes all again" in server.log)
     assert [server.complete(3).answer().status for _ in range(2)] == [200] * 2
     assert server.metrics()[f"lqs_device_steps_total{started}"] > before
+
+
+UNIFIED = """
+import sys
+import lqs.cards
+import lqs.serve
+from lqs.engine import library
+
+load = library.Model.load
+lqs.cards.has_cuda = lambda: True
+library.Model.load = lambda self, devices=(), parts=(): load(self)
+from lqs.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("memory", [{"total": None}, {"total": 0, "free": 0, "used": 0}], ids=["no figure", "zeros"])
+def test_with_unified_memory_a_server_starts_and_counts_the_machines_memory_once(
+    start: Start, tiny: Path, library: Path, tmp_path: Path, memory: dict[str, object]
+) -> None:
+    """B45: without figures of memory, use, temperature and power; one device slot on the GPU, one on cores."""
+    line = card("GPU-a", name="GB10", use=None, temp=None, power=None, **memory)
+    environ = environ_of(library, tmp_path / "gpus", [line])
+    config = 'placement.nvml_s = 0.05\nengine.devices = ["cuda:0", "cpu:0"]\nengine.ctx = 512\nengine.parallel = 2\n'
+    server = start(tiny, config=config, environ=environ, program=("-c", UNIFIED))
+    assert [server.complete(3).answer().status for _ in range(4)] == [200] * 4
+    shown = server.metrics()
+    assert shown['lqs_gpu_info{bus="00000000:01:00.0",device="cuda:0",gpu="GPU-a",memory="unified",name="GB10"}'] == 1
+    assert shown['lqs_gpu_state{gpu="GPU-a",state="ok"}'] == 1
+    # What is free of it is what the machine has, and nothing is made up of what nobody says.
+    assert shown['lqs_gpu_memory_free_bytes{gpu="GPU-a"}'] > 1e8
+    for name in (
+        "lqs_gpu_use_ratio",
+        "lqs_gpu_temperature_celsius",
+        "lqs_gpu_power_watts",
+        "lqs_gpu_memory_total_bytes",
+    ):
+        assert not any(key.startswith(name) for key in shown)
+    (model,) = server.ask("GET", "/admin/models").json["data"]
+    assert model["devices"] == ["cuda:0", "cpu:0"]
+    # Both device slots and both copies of the weights are one account.
+    assert list(model["takes"]) == ["system"]
+    assert model["takes"]["system"] >= 2 * tiny.stat().st_size
+    for device in model["devices"]:
+        assert shown[f'lqs_device_healthy{{device="{device}"}}'] == 1
+
+
+def test_another_error_than_not_supported_keeps_a_gpu_out_of_the_start(
+    tiny: Path, library: Path, tmp_path: Path
+) -> None:
+    """B45: only `not supported` means unified memory; this GPU takes no work, and the reason is told."""
+    environ = environ_of(library, tmp_path / "gpus", [card("GPU-a", name="GB10"), "error nvmlDeviceGetMemoryInfo 999"])
+    command = [sys.executable, "-c", UNIFIED, "serve", str(tiny), "--port", "0", "--device", "cuda:0"]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=os.environ | environ, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "its memory cannot be read" in done.stderr
+    assert "listening" not in done.stderr
 
 
 @pytest.mark.parametrize("has_card", [True, False])

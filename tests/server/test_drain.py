@@ -123,9 +123,55 @@ def test_a_hangup_reads_keys_again_and_drops_nobody(start: Start, tiny: Path, tm
     assert server.complete(1, key="key-new").answer().status == 200
 
 
-def test_ten_starts_and_stops_under_load_leave_cleanly(start: Start, tiny: Path) -> None:
-    """B52: SIGTERM in the middle of a decode, of a load, and with debug checks of the event loop."""
-    for number in range(10):
+BREAK = """
+import sys
+import lqs.serve
+import lqs.{module} as module
+
+def broken(*args, **kwargs):
+    raise RuntimeError("secret")
+
+module.{name} = broken
+from lqs.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("engine.loading", "Loader.load"),
+        ("engine.opening", "Opening.open_all"),
+        ("serve", "announce"),
+        ("serve", "take_leave"),
+    ],
+)
+def test_an_error_that_nobody_foresaw_ends_it_cleanly_and_in_one_line(
+    start: Start, tiny: Path, module: str, name: str
+) -> None:
+    """B52: in the thread that loads, when all is ready, while it drains; nobody is left behind."""
+    program = BREAK.format(module=module, name=name)
+    server = start(tiny, is_ready=name == "take_leave", config=CONFIG.format(drain_s=1), program=("-c", program))
+    if name == "take_leave":
+        server.signal()
+    assert server.wait() == 1
+    server_says = server.log.splitlines()
+    assert len([line for line in server_says if line.startswith("error")]) == 1
+    assert 'failed, please report it reason="RuntimeError in broken, <string>:7"' in server.log
+    assert "left behind" not in server.log
+    assert server_says[-1].endswith("stopped")
+    assert "secret" not in server.log
+    server.check_log()
+
+
+# Two hundred in parts, since a single test may take four minutes at most.
+PARTS = [0, *(pytest.param(part, marks=pytest.mark.stress) for part in range(1, 20))]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_ten_starts_and_stops_under_load_leave_cleanly(start: Start, tiny: Path, part: int) -> None:
+    """B52: SIGTERM in the middle of a decode, of a load, with debug checks of the event loop; as stress 200 times."""
+    for number in range(10 * part, 10 * part + 10):
         environ = {"PYTHONASYNCIODEBUG": "1"} if number % 3 == 0 else {}
         is_loaded = number % 5 != 4
         server = start(

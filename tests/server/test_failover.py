@@ -17,6 +17,7 @@ engine.devices = ["cpu:0", "cpu:1"]
 engine.parallel = 4
 engine.ctx = 4096
 engine.stall_s = 2.0
+engine.inter_token_target_ms = 20.0
 health.reload_backoff_s = {backoff_s}
 health.reload_attempts = {attempts}
 server.drain_s = 1
@@ -25,7 +26,7 @@ server.close_s = 1
 PROMPTS = [
     f"Write a long story about {what}." for what in ("a red fox", "the sea", "an old clock", "rain", "two kings")
 ]
-TOKENS = 48
+TOKENS = 36
 
 
 def begin(server: Server, prompt: str, **fields: Any) -> Call:
@@ -62,7 +63,7 @@ def broken(start: Start, model: Path, drill: str, **settings: Any) -> Server:
 
 
 @pytest.mark.parametrize(
-    "deed", ["abort@step=30", "abort-helper@step=30", "hang@step=30 for=9s", "oom@step=30"], ids=lambda deed: deed[:12]
+    "deed", ["abort@step=20", "abort-helper@step=20", "hang@step=20 for=6s", "oom@step=20"], ids=lambda deed: deed[:12]
 )
 def test_every_stream_goes_on_at_the_other_device_slot(
     start: Start, default_model: Path, wanted: list[Streamed], deed: str
@@ -144,7 +145,7 @@ def test_a_load_that_fails_costs_nothing_but_time(start: Start, default_model: P
 
 def test_when_both_break_the_streams_say_so_and_health_does_too(start: Start, default_model: Path) -> None:
     """B57: nothing says ok while nothing works; and it works again when one of them does."""
-    drill = "device_slot=0 abort@step=20 device_slot=1 abort@step=30"
+    drill = "device_slot=0 abort@step=15 device_slot=1 abort@step=20"
     server = broken(start, default_model, drill, backoff_s=2.0)
     calls = [begin(server, prompt) for prompt in PROMPTS]
     told = [collect(call) for call in calls]

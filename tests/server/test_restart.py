@@ -112,6 +112,7 @@ def test_a_restart_under_load_loses_no_request(start: Start, tiny: Path, mode: s
 
 
 def test_a_server_that_is_killed_is_started_again_and_who_connects_meanwhile_waits(start: Start, tiny: Path) -> None:
+    """B49: what it took is free when its process is gone, so the next one loads at once."""
     server = start(tiny, "--supervise", config=CONFIG.format(mode="auto"))
     old = child_of(server)
     os.kill(old, signal.SIGKILL)
@@ -132,6 +133,55 @@ def test_the_supervisor_passes_a_stop_on_and_leaves_nobody_behind(start: Start, 
     assert collect(running).is_done
     assert server.wait() == 0
     assert not is_alive(child)
+    server.check_log()
+
+
+def test_a_drain_while_a_successor_comes_ends_both(start: Start, tiny: Path) -> None:
+    server = start(tiny, "--supervise", config=CONFIG.format(mode="overlap"))
+    old = child_of(server)
+    stream = server.complete(1500, stream=True)
+    next(events := stream.events())
+    server.signal(signal.SIGUSR2)
+    until(lambda: len(children(server)) == 2)
+    assert server.ask("POST", "/admin/drain").json["status"] == "draining"
+    # Cut off, had the old one taken a second signal for haste.
+    assert list(events)[-1] == "[DONE]"
+    assert server.wait() == 0
+    assert not is_alive(old)
+    server.check_log()
+
+
+def children(server: Server) -> list[str]:
+    pid = server.process.pid
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def test_a_restart_that_comes_to_nothing_is_told_to_who_asked(start: Start, tiny: Path) -> None:
+    server = start(tiny, "--supervise", config=CONFIG.format(mode="overlap"))
+    old = child_of(server)
+    assert run("drain", server, "--restart").returncode == 0
+    # The first one is under way: a load takes longer than a call.
+    again = server.ask("POST", "/admin/restart")
+    assert (again.status, again.json["error"]["message"]) == (409, "No restart: a server is starting already.")
+    until(lambda: child_of(server) != old and len(children(server)) == 1)
+    (server.log_path.parent / "lqs.toml").write_text("engine.parallel = 0")
+    began_s = time.monotonic()
+    failed = run("drain", server, "--restart", "--wait", "60")
+    assert (failed.returncode, "did not come up (exit code 2)" in failed.stderr) == (1, True)
+    assert time.monotonic() - began_s < 30
+    assert server.complete(1).answer().status == 200
+
+
+@pytest.mark.parametrize("after_s", [0, 0.1, 0.3])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_that_the_server_cannot_heed_yet_is_kept_for_it(
+    start: Start, tiny: Path, number: int, after_s: float
+) -> None:
+    server = start(tiny, "--supervise", is_ready=False, config=CONFIG.format(mode="auto"))
+    until(lambda: "supervising" in server.log)
+    time.sleep(after_s)
+    server.signal(number)
+    assert server.wait() == 0
     server.check_log()
 
 
