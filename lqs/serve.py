@@ -255,7 +255,7 @@ def build(
         rounds=body.snapshot,
         door=lambda: desk.entrance.figures(),  # noqa: PLW0108
         limits=limits.figures,
-        gpus=made.cards.families,
+        gpus=made.families,
         lives=made.lives,
     )
     on_door = door_log(log, config.queue.levels)
