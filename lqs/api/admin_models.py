@@ -46,7 +46,7 @@ class Listing:
 
 
 class Change:
-    """Has a model loaded or unloaded. Raises NotFound."""
+    """Has a model loaded or unloaded; by a name without its version all versions, as a list. Raises NotFound."""
 
     def __init__(self, services: Services, change: Callable[[Served], None]) -> None:
         self._models = services.models
@@ -56,12 +56,14 @@ class Change:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_admin(scope)
         name = scope["path_params"]["model"]
-        served = self._models.find(name)
-        if served is None:
+        found = self._models.find_all(name)
+        if not found:
             raise no_such_model(name)
-        self._change(served)
-        shape = _shape(self._fleet.figures(served), served, self._models)
-        await send_json(send, msgspec.json.encode(shape), 202)
+        for served in found:
+            self._change(served)
+        shown = [_shape(self._fleet.figures(served), served, self._models) for served in found]
+        answer = shown[0] if len(shown) == 1 else {"object": "list", "data": shown}
+        await send_json(send, msgspec.json.encode(answer), 202)
 
 
 def _shape(figures: ModelFigures, served: Served, models: Models) -> dict[str, Any]:

@@ -130,6 +130,11 @@ def test_a_drained_version_leaves_its_share_to_the_others(start: Start, files: l
     assert [each["meta"]["state"] for each in server.ask("GET", "/v1/models").json["data"]][1:] == ["drained"] * 2
     assert post(server, "models/qwen/undrain").status == 200
     assert answered(10)[200, "qwen@v1"] >= 8
+    left = post(server, "models/qwen/unload")
+    assert (left.status, [each["id"] for each in left.json["data"]]) == (202, ["qwen@v1", "qwen@v2"])
+    until(lambda: {standing(server, "qwen@v1"), standing(server, "qwen@v2")} == {"absent"})
+    assert post(server, "models/qwen@v1/load").json["id"] == "qwen@v1"
+    until(lambda: answered(1) == {(200, "qwen@v1"): 1})
     server.start_figures["files"] = server.num_files
 
 
