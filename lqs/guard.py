@@ -16,18 +16,31 @@ _NUM_TRIPPED = 1
 
 
 class Guard:
-    """The periodic look at the load; `config` is the one that holds then. Owner: the event loop."""
+    """The periodic look at the load, and at how many device slots do not work: `num_out`.
 
-    def __init__(self, config: Callable[[], Config], alerts: Alerts, desk: Desk, counts: Counts) -> None:
+    `config` is the one that holds then. Owner: the event loop.
+    """
+
+    def __init__(
+        self,
+        config: Callable[[], Config],
+        alerts: Alerts,
+        desk: Desk,
+        counts: Counts,
+        *,
+        num_out: Callable[[], int],
+    ) -> None:
         self._config = config
         self._alerts = alerts
         self._desk = desk
         self._counts = counts
+        self._num_out = num_out
 
     def look(self, now_ns: int) -> None:
         """Read once; `now_ns` is monotonic."""
         core = self._desk.scheduler.snapshot()
-        self._alerts.look(reading_of(core, self._config(), self._counts.num_too_many, now_ns), now_ns)
+        reading = reading_of(core, self._config(), self._counts.num_too_many, now_ns)
+        self._alerts.look(reading._replace(num_out=self._num_out()), now_ns)
 
 
 def make_actions(

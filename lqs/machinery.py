@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lqs.admission.fleet import Fleet, make_residents
+from lqs.admission.fleet import Fleet
 from lqs.cards import Cards
 from lqs.config import Config
 from lqs.engine import library
 from lqs.engine import plan as planning
-from lqs.engine.budget import check_budget, room_of
+from lqs.engine.budget import check_budget, residents_of, room_of
 from lqs.engine.catalog import Entry, check_all, plan_all
 from lqs.engine.drill import Break, lost_cards
 from lqs.engine.keeper import Keeper
 from lqs.engine.loading import Loader
 from lqs.engine.plan import Plan, make_plan
 from lqs.engine.remarks import remarks_on
+from lqs.engine.residents import Standing
 from lqs.engine.slots import Models
+from lqs.observe.families import Life
 from lqs.observe.log import Log
+from lqs.observe.models import model_families
 from lqs.process import in_thread
 
 if TYPE_CHECKING:
@@ -45,6 +48,18 @@ class Machinery:
         counted = self.models.snapshots().items()
         # A model may come or leave meanwhile.
         return {device: {**seen, "state": states.get(device, seen["state"])} for device, seen in counted}
+
+    def lives(self) -> Iterator[Life]:
+        """How often every device slot died and was opened anew, whether its model is in memory or not."""
+        deaths, reopened = self.keeper.num_deaths, self.keeper.num_reopened
+        for served in self.models.all():
+            for seat in self.models.seats_of(served):
+                yield Life(seat.device, served.name, deaths[seat.device], reopened[seat.device])
+
+    def families(self) -> Iterator[Any]:
+        """The metrics of the GPUs and of the models."""
+        yield from self.cards.families()
+        yield from model_families(map(self.fleet.figures, self.models.all()), list(map(str, Standing)))
 
 
 def make_machinery(
@@ -84,5 +99,5 @@ def _make_fleet(config: Config, models: Models, plans: Sequence[Plan], cards: Ca
         machine = replace(planning.probe_machine(), survey=survey.seen_anew(cards.refresh()))
         return make_plan(served.whole_config, served.path, machine)
 
-    residents = make_residents(config, models, room_of(config, plans))
+    residents = residents_of(config, models, room_of(config, plans))
     return Fleet(config, models, residents, in_thread=in_thread, plan=plan, log=log)

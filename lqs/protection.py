@@ -72,6 +72,12 @@ class AlertsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         0.0,
         0.0,
     )
+    devices_out: Annotated[_Steps, key("Device slots that died or could not be opened, and are not back.")] = (
+        1.0,
+        0.0,
+        0.0,
+        0.0,
+    )
     window_s: Annotated[float, key("What is counted is counted over that time.", "s", ge=1, le=1000)] = 10.0
     clear_share: Annotated[
         float, key("An alert is cleared below this part of its threshold ...", "share", gt=0, le=1)
@@ -80,6 +86,6 @@ class AlertsConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     def rules(self) -> Iterator[tuple[bool, str]]:
         """Whether it holds, and what is wrong if not: a worse level is not reached before a milder one."""
-        for name in ("fill", "mean_wait_s", "depth_growing_s", "refusals_per_s", "refusals_jump"):
+        for name in ("fill", "mean_wait_s", "depth_growing_s", "refusals_per_s", "refusals_jump", "devices_out"):
             steps = [step for step in getattr(self, name) if step]
             yield steps == sorted(steps), f"alerts.{name}: a later level must not have a lower threshold (0: never)."

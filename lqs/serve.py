@@ -256,7 +256,8 @@ def build(
         rounds=body.snapshot,
         door=lambda: desk.entrance.figures(),  # noqa: PLW0108
         limits=limits.figures,
-        gpus=made.cards.families,
+        gpus=made.families,
+        lives=made.lives,
     )
     on_door = door_log(log, config.queue.levels)
     past = make_prefixes(config, scheduler.slots)
@@ -271,7 +272,7 @@ def build(
         fleet=made.fleet, keeper=made.keeper,
         control=make_control(lambda: server, lambda: server.reload(), environ),  # noqa: PLW0108
     )  # fmt: skip
-    guard = Guard(lambda: gate.config, alerts, desk, metrics)
+    guard = Guard(lambda: gate.config, alerts, desk, metrics, num_out=lambda: made.keeper.num_out)
     server = Server(config, services, made=made, prompts=prompts, guard=guard, reread=reload_config, passed=passed)
     return server
 

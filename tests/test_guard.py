@@ -66,5 +66,6 @@ def test_the_guard_raises_what_it_sees() -> None:
         core.try_enter(2)
         core.submit(Work(), "sink", level=2)
     core.round(1)
-    Guard(lambda: config, alerts, desk, counts).look(2)
+    Guard(lambda: config, alerts, desk, counts, num_out=lambda: 3).look(2)
     assert "alert raised rule=fill level=break value=1" in text.getvalue()
+    assert "alert raised rule=devices_out level=warn value=3" in text.getvalue()

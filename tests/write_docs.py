@@ -14,7 +14,8 @@ from lqs.settings import NAMED, Setting, settings
 
 REPOSITORY = Path(__file__).parents[1]
 PAGE = REPOSITORY / "docs" / "operating.md"
-METRICS = [REPOSITORY / "lqs" / "observe" / name for name in ("metrics.py", "families.py", "tables.py", "gpus.py")]
+NAMES = ("metrics", "families", "tables", "gpus", "models")
+METRICS = [REPOSITORY / "lqs" / "observe" / f"{name}.py" for name in NAMES]
 
 
 def settings_table() -> Iterator[str]:

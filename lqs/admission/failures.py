@@ -22,7 +22,8 @@ class Failures:
     def __init__(self) -> None:
         self._not_before_ns: dict[str, int] = {}
         self._stamps: dict[str, Stamp | None] = {}  # Of the file when it was loaded last.
-        self._num_failures: Counter[str] = Counter()
+        self._num_failures: Counter[str] = Counter()  # In a row.
+        self._num_ever: Counter[str] = Counter()
         self._reasons: dict[str, str] = {}
 
     def begin(self, served: Served) -> None:
@@ -38,9 +39,14 @@ class Failures:
         """It failed; seconds until it is tried again."""
         wait_s: float = min(_AGAIN_S * 2 ** self._num_failures[name], _AGAIN_S_MAX)
         self._num_failures[name] += 1
+        self._num_ever[name] += 1
         self._not_before_ns[name] = now_ns + int(wait_s * NS_PER_S)
         self._reasons[name] = reason
         return wait_s
+
+    def num_ever(self, name: str) -> int:
+        """How many loads of it have failed."""
+        return self._num_ever[name]
 
     def reason(self, name: str) -> str | None:
         """Why the last load failed; None if it did not."""

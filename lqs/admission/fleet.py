@@ -13,16 +13,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lqs.admission.failures import Failures
-from lqs.engine.residents import Deed, Resident, Residents, Standing
+from lqs.engine.residents import Deed, Residents, Standing
 from lqs.errors import RequestRefused, StartError
 from lqs.observe.log import Log
-from lqs.request import NS_PER_S
+from lqs.observe.models import ModelFigures
 
 if TYPE_CHECKING:
     from lqs.config import Config
@@ -72,6 +72,9 @@ class Fleet:
         self._failures = Failures()
         self._off: set[str] = set()  # An admin unloaded them: they do not come by themselves.
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+        self._num_loads: Counter[str] = Counter()
+        self._num_unloads: Counter[str] = Counter()
         self.hung: list[str] = []
 
     def came(self, served: Served) -> None:
@@ -143,31 +146,32 @@ class Fleet:
         self._tell(name, self._refusal(served))
         self.tend()
 
-    def shape(self, served: Served) -> dict[str, Any]:
-        """How a model stands, for an admin."""
-        standing = self._residents.standing(served.name)
-        return {
-            "id": served.name,
-            "object": "model",
-            "standing": str(standing),
-            "state": served.state,
-            "progress": round(served.progress, 3),
-            "on_demand": served.is_on_demand,
-            "users": self._holds[served.name],
-            "waiting": len(self._waiters[served.name]),
-            "devices": served.devices,
-            "takes": dict(self._models.plan_of(served).takes),
-            "failure": self._failures.reason(served.name),
-        }
+    def figures(self, served: Served) -> ModelFigures:
+        """How a model stands, and what has become of it so far."""
+        name = served.name
+        return ModelFigures(
+            name=name,
+            standing=self._residents.standing(name),
+            num_users=self._holds[name],
+            num_waiting=len(self._waiters.get(name, ())),
+            num_loads=self._num_loads[name],
+            num_failed_loads=self._failures.num_ever(name),
+            num_unloads=self._num_unloads[name],
+            failure=self._failures.reason(name),
+        )
 
     def tend(self) -> None:
-        """Do what is due."""
+        """Do what is due; nothing any more once the server ends."""
+        if self._is_closed:
+            return
         # Before every step: who waited for a model that has come uses it before it could leave again.
         self._let_in()
         while (step := self._residents.next(self._is_used, self._now_ns())) is not None:
             served = self._models.find(step.name)
             assert served is not None
             deed = self._load(served) if step.deed is Deed.LOAD else self._unload(served)
+            # At once, and not when the task has its turn: it is asked for meanwhile.
+            served.is_absent = served.is_absent and step.deed is not Deed.LOAD
             task = asyncio.get_running_loop().create_task(deed)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -175,7 +179,10 @@ class Fleet:
         self._let_in()
 
     async def close(self) -> None:
-        """Wait for no load any more: what libllama works on is left to its thread."""
+        """Begin nothing more, and wait a while for what libllama works on; then that is left to its thread."""
+        self._is_closed = True
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._close_s)
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -229,7 +236,7 @@ class Fleet:
 
     async def _load(self, served: Served) -> None:
         name, loop = served.name, asyncio.get_running_loop()
-        served.is_absent = False
+        self._num_loads[name] += 1
         self._log.info("loading", model=name)
         self._failures.begin(served)
         load = partial(self._models.load_one, served, loop.call_soon_threadsafe)
@@ -262,6 +269,7 @@ class Fleet:
             await asyncio.sleep(_EMPTY_POLL_S)
         leave = partial(self._models.leave, served, self._close_s)
         has_left: bool = await self._in_thread(leave, f"lqs-unload-{name}"[:15])
+        self._num_unloads[name] += 1
         return has_left
 
     async def _unload(self, served: Served) -> None:
@@ -279,20 +287,10 @@ class Fleet:
         if name in self._off:
             return LoadFailed("no_device", "The model is not loaded.", retry_after_s=_OFF_RETRY_S)
         left_s = self._failures.left_s(name, now_ns)
-        if left_s > 0:
-            return LoadFailed("no_device", "The model could not be loaded.", retry_after_s=left_s)
+        # Another than on demand does not come by itself when the wait is over.
+        is_given_up = not served.is_on_demand and self._residents.standing(name) is Standing.ABSENT
+        if left_s > 0 or is_given_up:
+            wait_s = left_s if left_s > 0 else _OFF_RETRY_S
+            return LoadFailed("no_device", "The model could not be loaded.", retry_after_s=wait_s)
         wait_s = served.load_time_left_s(now_ns)
         return LoadFailed("model_loading", "The model is loading.", retry_after_s=wait_s)
-
-
-def make_residents(config: Config, models: Models, room: Mapping[str, int]) -> Residents:
-    """The models and their memory; `room` is what all together may take of each pool."""
-    known = {
-        served.name: Resident(
-            models.plan_of(served).takes,
-            is_pinned=not served.is_on_demand,
-            standing=Standing.ABSENT if served.is_on_demand else Standing.LOADING,
-        )
-        for served in models.all()
-    }
-    return Residents(known, room, int(config.engine.load_patience_s * NS_PER_S))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.routing import BaseRoute, Route
@@ -13,10 +13,13 @@ from lqs.api.admin import check_admin
 from lqs.api.errors import send_json
 from lqs.api.intake import no_such_model
 from lqs.api.services import Services
+from lqs.engine.residents import Standing
 
 if TYPE_CHECKING:
     from lqs.admission.fleet import Fleet
     from lqs.engine.served import Served
+    from lqs.engine.slots import Models
+    from lqs.observe.models import ModelFigures
 
 
 def admin_model_routes(services: Services) -> list[BaseRoute]:
@@ -38,12 +41,12 @@ class Listing:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_admin(scope)
-        data = [self._fleet.shape(served) for served in self._models.all()]
+        data = [_shape(self._fleet.figures(served), served, self._models) for served in self._models.all()]
         await send_json(send, msgspec.json.encode({"object": "list", "data": data}))
 
 
 class Change:
-    """Has a model loaded or unloaded. Raises NotFound."""
+    """Has a model loaded or unloaded; by a name without its version all versions, as a list. Raises NotFound."""
 
     def __init__(self, services: Services, change: Callable[[Served], None]) -> None:
         self._models = services.models
@@ -53,8 +56,31 @@ class Change:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_admin(scope)
         name = scope["path_params"]["model"]
-        served = self._models.find(name)
-        if served is None:
+        found = self._models.find_all(name)
+        if not found:
             raise no_such_model(name)
-        self._change(served)
-        await send_json(send, msgspec.json.encode(self._fleet.shape(served)), 202)
+        for served in found:
+            self._change(served)
+        shown = [_shape(self._fleet.figures(served), served, self._models) for served in found]
+        answer = shown[0] if len(shown) == 1 else {"object": "list", "data": shown}
+        await send_json(send, msgspec.json.encode(answer), 202)
+
+
+def _shape(figures: ModelFigures, served: Served, models: Models) -> dict[str, Any]:
+    """How a model stands, for an admin. It `needs` what is planned for it, and `takes` it while it is in memory."""
+    needs = dict(models.plan_of(served).takes)
+    is_there = figures.standing not in (Standing.ABSENT, Standing.WAITING)
+    return {
+        "id": served.name,
+        "object": "model",
+        "standing": figures.standing,
+        "state": served.state,
+        "progress": round(served.progress, 3),
+        "on_demand": served.is_on_demand,
+        "users": figures.num_users,
+        "waiting": figures.num_waiting,
+        "devices": served.devices,
+        "takes": needs if is_there else dict.fromkeys(needs, 0),
+        "needs": needs,
+        "failure": figures.failure,
+    }

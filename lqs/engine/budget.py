@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from lqs.config import Config
 from lqs.engine.catalog import Entry
 from lqs.engine.plan import Plan
+from lqs.engine.residents import Resident, Residents, Standing
 from lqs.errors import ConfigError
 from lqs.placement.gpus import SYSTEM_POOL
+from lqs.request import NS_PER_S
+
+if TYPE_CHECKING:
+    from lqs.engine.slots import Models
 
 _MB = 1_000_000
 
@@ -47,6 +53,19 @@ def check_budget(entries: Sequence[Entry], plans: Sequence[Plan]) -> None:
                 f"and the models that stay {-(-stay[pool] // _MB)} MB; {max(room[pool], 0) // _MB} MB are for all. "
                 f"Set at least {least}, or 0 for what is free; or less engine.ctx or models.{entry.name}.ctx."
             )
+
+
+def residents_of(config: Config, models: Models, room: Mapping[str, int]) -> Residents:
+    """The models and their memory; `room` is what all together may take of each pool."""
+    known = {
+        served.name: Resident(
+            models.plan_of(served).takes,
+            is_pinned=not served.is_on_demand,
+            standing=Standing.ABSENT if served.is_on_demand else Standing.LOADING,
+        )
+        for served in models.all()
+    }
+    return Residents(known, room, int(config.engine.load_patience_s * NS_PER_S))
 
 
 def num_together(takes: Sequence[Mapping[str, int]], left: Mapping[str, int]) -> tuple[int, int]:

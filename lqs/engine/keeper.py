@@ -19,6 +19,7 @@ scheduler's thread (core/failover.pxi), which needs no Python. What died is neve
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -65,6 +66,9 @@ class Keeper:
         self._stall_s = config.engine.stall_s
         self._lost_cards = lost_cards
         self._care: dict[str, Care] = {}
+        # By device, whichever slot stood for it, as long as the server lives.
+        self.num_deaths: Counter[str] = Counter()
+        self.num_reopened: Counter[str] = Counter()
         # Those that open one, or are parked in it; no more than there are attempts.
         self._threads: list[threading.Thread] = []
 
@@ -100,6 +104,11 @@ class Keeper:
                 self._try_out(slot, care)
             else:
                 self._compare(slot, care, slots)
+
+    @property
+    def num_out(self) -> int:
+        """How many of those that should work do not."""
+        return sum(slot.worker.state in OUT_OF_WORK for slot in self._models.slots)
 
     def close(self) -> bool:
         """Whether no thread is left behind that opens one."""
@@ -146,6 +155,7 @@ class Keeper:
         elif care.stage is not Stage.QUARANTINE:
             if now_ns - care.since_ns >= self._config.steady_s * NS_PER_S:
                 care.num_attempts = 0
+            self.num_deaths[slot.device] += slot.worker.state == "dead"
             # One that never lived keeps its place in the core.
             care.number = slot.number if slot.worker.state == "failed" else -1
             self._put_off(slot, care, now_ns, slot.death)
@@ -202,6 +212,7 @@ class Keeper:
             return
         care.opening, care.slot, care.since_ns = None, opening.new, now_ns
         care.num_steps = care.step_ns = 0
+        self.num_reopened[slot.device] += 1
         self._begin_probation(opening.new, care, "it was opened anew")
         self._models.replace(slot, opening.new)
 

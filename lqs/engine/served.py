@@ -81,6 +81,10 @@ class Served:
         self._load_began_ns = time.monotonic_ns()
         self._model = model
 
+    def forget(self) -> None:
+        """It has left memory: nothing of it is loaded."""
+        self._model = None
+
     @property
     def state(self) -> str:
         """absent, loading, drained, ready or failed."""

@@ -257,6 +257,7 @@ class Models:
         Each life had its own, so who died in one keeps none of another. False if any of this one are kept.
         """
         weights, served.weights = served.weights, {}
+        served.forget()
         left, seats = self._anew.pop_left(served), self._seats.of(served)
         stands_in = {where: [slot for slot in left if weights_of(seats[slot.place]) == where] for where in weights}
         kept = [(model, slots) for model, slots in self._kept[served.name] if not free_weights(model, slots)]

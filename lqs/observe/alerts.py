@@ -38,7 +38,7 @@ class Level(enum.StrEnum):
 
 
 class Reading(NamedTuple):
-    """The counters that the rules look at; all but `depth`, `fill` and `oldest_wait_s` only grow."""
+    """What the rules look at; `num_started`, `wait_ns_sum` and `num_too_many` only grow."""
 
     depth: int
     fill: float  # Waiting over places, all classes together: one that is full by itself takes nothing from others.
@@ -46,6 +46,7 @@ class Reading(NamedTuple):
     num_started: int
     wait_ns_sum: int  # Of those who started.
     num_too_many: int  # Refusals with 429, but for those of a limit: they say nothing about the load.
+    num_out: int = 0  # Device slots that do not work.
 
 
 class Switch:
@@ -115,6 +116,7 @@ class Alerts:
             "depth_growing": config.depth_growing_s,
             "refusals": config.refusals_per_s,
             "refusals_jump": config.refusals_jump,
+            "devices_out": config.devices_out,
         }
         self.alerts = [
             Alert(rule, level, threshold)
@@ -185,6 +187,7 @@ class _Trend:
             "depth_growing": self._growing_s(reading, then, now_ns),
             "refusals": num_refused / (self._window_ns / NS_PER_S),
             "refusals_jump": num_refused / max(num_before, 1) if is_jump else 0.0,
+            "devices_out": float(reading.num_out),
         }
 
     def _at(self, when_ns: int) -> Reading | None:

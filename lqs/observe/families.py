@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -35,6 +35,27 @@ class Promised(Protocol):
 
     def num_promised(self, level: int, now_ns: int) -> int: ...
     def return_share(self, level: int) -> float: ...
+
+
+class Life(NamedTuple):
+    """How often a device slot died and was opened anew, whatever stood for it, since the server began."""
+
+    device: str
+    model: str
+    num_deaths: int
+    num_reopened: int
+
+
+def life_families(lives: Iterable[Life]) -> Iterator[Metric]:
+    """What goes on counting where the figures of a worker begin anew with it."""
+    labels = ["device", "model"]
+    deaths = CounterMetricFamily("lqs_device_deaths", "Times that it stopped working for good.", labels=labels)
+    reopened = CounterMetricFamily("lqs_device_reopenings", "Times that it was opened anew.", labels=labels)
+    for life in lives:
+        deaths.add_metric([life.device, life.model], life.num_deaths)
+        reopened.add_metric([life.device, life.model], life.num_reopened)
+    yield deaths
+    yield reopened
 
 
 def queue_families(

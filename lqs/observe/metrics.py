@@ -23,7 +23,15 @@ from lqs.config import Config
 from lqs.observe import tables
 from lqs.observe.alerts import Alerts
 from lqs.observe.counts import Counts
-from lqs.observe.families import Promised, alert_families, foretold_families, queue_families, round_families
+from lqs.observe.families import (
+    Life,
+    Promised,
+    alert_families,
+    foretold_families,
+    life_families,
+    queue_families,
+    round_families,
+)
 from lqs.observe.families import counters as _counters
 from lqs.observe.families import gauges as _gauges
 from lqs.request import NS_PER_S, Lane
@@ -56,7 +64,8 @@ class Metrics(Counts):
     `core` reads the scheduler's snapshot, `workers` those of the device slots by name, `bounds`
     by name how much of each further bound is used and what it is, `door` the figures of the door,
     `limits` by name how limits stand, `alerts` the rules, `promised` what the refused were told,
-    `rounds` how long the scheduler's rounds took, `gpus` makes the families of the GPUs.
+    `rounds` how long the scheduler's rounds took, `gpus` makes the families of the GPUs, `lives` tells
+    what became of every device slot.
 
     Owner: the event loop.
     """
@@ -76,6 +85,7 @@ class Metrics(Counts):
         promised: Promised | None = None,
         rounds: Snapshot = dict,
         gpus: Callable[[], Iterator[Metric]] = lambda: iter(()),
+        lives: Callable[[], Iterable[Life]] = tuple,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         super().__init__(len(config.queue.levels), len(_LANES), now_ns)
@@ -92,6 +102,7 @@ class Metrics(Counts):
         self._promises = promised
         self._rounds = rounds
         self._gpus = gpus
+        self._lives = lives
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -118,6 +129,7 @@ class Metrics(Counts):
         yield from round_families(self._rounds())
         yield from alert_families(self._alerts())
         yield from self._gpus()
+        yield from life_families(self._lives())
 
     def _queue_families(self, core: Mapping[str, Any]) -> Iterator[Metric]:
         levels, lanes = core["levels"], core["lanes"]

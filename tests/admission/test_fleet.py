@@ -66,8 +66,8 @@ class Shelf:
         return asyncio.create_task(self.fleet.have(self.served[name]))  # type: ignore[arg-type]
 
     def users(self, name: str) -> tuple[int, int]:
-        shape = self.fleet.shape(self.served[name])  # type: ignore[arg-type]
-        return shape["users"], shape["waiting"]
+        figures = self.fleet.figures(self.served[name])  # type: ignore[arg-type]
+        return figures.num_users, figures.num_waiting
 
     async def end_load(self, error: Exception | None = None) -> None:
         load = self.loads.pop(0)
@@ -146,6 +146,41 @@ def test_one_that_is_cancelled_just_as_it_is_let_in_gives_back_what_it_was_given
     played(scene)
 
 
+def test_one_that_does_not_come_by_itself_is_not_said_to_be_loading_when_its_load_has_failed() -> None:
+    async def scene(shelf: Shelf) -> None:
+        shelf.fleet.unload(shelf.served["z"])  # type: ignore[arg-type]
+        await turns()
+        shelf.fleet.load(shelf.served["z"])  # type: ignore[arg-type]
+        await turns()
+        await shelf.end_load(DeviceError("no room"))
+        for wait_s in (5.0, 30.0):
+            with pytest.raises(RequestRefused, match="could not be loaded") as caught:
+                await shelf.wants("z")
+            assert (caught.value.reason, caught.value.retry_after_s) == ("no_device", wait_s)
+            shelf.now_ns += 5 * S
+        figures = shelf.fleet.figures(shelf.served["z"])  # type: ignore[arg-type]
+        assert (figures.num_loads, figures.num_failed_loads) == (1, 1)
+
+    played(scene)
+
+
+def test_nothing_is_begun_once_the_server_ends_and_a_load_that_is_under_way_is_waited_for() -> None:
+    async def scene(shelf: Shelf) -> None:
+        first, second = shelf.wants("a"), shelf.wants("b")
+        await turns()
+        closing = asyncio.create_task(shelf.fleet.close())
+        await turns()
+        assert not closing.done()
+        await shelf.end_load()
+        await closing
+        assert shelf.fleet.hung == []
+        assert shelf.deeds == ["lqs-load-a"]
+        for task in (first, second):
+            task.cancel()
+
+    played(scene)
+
+
 def test_a_load_that_fails_is_told_to_all_and_tried_again_after_a_while() -> None:
     async def scene(shelf: Shelf) -> None:
         waiting = [shelf.wants("a") for _ in range(2)]
@@ -157,7 +192,7 @@ def test_a_load_that_fails_is_told_to_all_and_tried_again_after_a_while() -> Non
             assert (caught.value.reason, caught.value.retry_after_s) == ("no_device", 5.0)
         with pytest.raises(RequestRefused):
             await shelf.wants("a")
-        assert shelf.fleet.shape(shelf.served["a"])["failure"] == "no room"  # type: ignore[arg-type]
+        assert shelf.fleet.figures(shelf.served["a"]).failure == "no room"  # type: ignore[arg-type]
         shelf.now_ns += 5 * S
         again = shelf.wants("a")
         await turns()
@@ -301,8 +336,7 @@ def test_who_gives_up_in_the_same_turn_as_all_are_told_is_only_cancelled(how: st
         assert [task.cancelled() for task in waiting] == [True, True, False]
         assert isinstance(waiting[2].exception(), RequestRefused)
         assert shelf.users("a") == (0, 0)
-        if how == "unload":
-            await shelf.end_load()
+        await shelf.end_load()
 
     played(scene)
 

@@ -238,6 +238,9 @@ def test_who_dies_again_and_again_is_left_alone_and_who_lived_long_begins_anew()
         house.look(at_s + 220)
         at_s += 20
     assert house.stage(0) is Stage.QUARANTINE
+    # Counted over all of its lives.
+    assert (house.keeper.num_deaths["cpu:0"], house.keeper.num_reopened["cpu:0"]) == (5, 4)
+    assert (house.keeper.num_deaths["cpu:1"], house.keeper.num_out) == (0, 1)
 
 
 def test_a_card_is_not_opened_anew() -> None:

@@ -137,6 +137,15 @@ def test_a_queue_that_keeps_growing_is_an_alert() -> None:
     assert watch.alerts.levels == set()
 
 
+def test_a_device_slot_that_is_out_is_an_alert_until_it_is_back_for_a_while() -> None:
+    watch = Watch(clear_s=3.0)
+    assert watch.look(num_out=0) == set()
+    assert watch.look(num_out=1) == {("devices_out", "warn")}
+    assert watch.look(3, num_out=0) == {("devices_out", "warn")}
+    assert watch.look() == set()
+    assert watch.acts == [("warn", True), ("warn", False)]
+
+
 def test_refusals_that_shoot_up_are_an_alert_and_steady_ones_are_not() -> None:
     watch = Watch(window_s=10.0, refusals_per_s=[100, 0, 0, 0], refusals_jump=[5, 0, 0, 0])
     for _ in range(60):

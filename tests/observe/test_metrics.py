@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from lqs.observe.alerts import Alerts, Reading
+from lqs.observe.families import Life
 from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
 from lqs.request import NS_PER_S, Request, Tenant
@@ -113,6 +114,7 @@ class Board:
             door=lambda: self.door.figures(self.now_ns),
             bounds=lambda: {"connections": (7, 100)},
             limits=lambda: {"rpm": LimitSeen(3, None), "entry": LimitSeen(0, 100)},
+            lives=lambda: [Life("cpu:0", "m", 2, 1), Life("cpu:1@o", "o", 0, 0)],
             now_ns=lambda: self.now_ns,
         )
 
@@ -250,6 +252,13 @@ def test_what_the_workers_counted_is_shown_by_device_slot_in_seconds_and_tokens(
     assert (seen["lqs_device_threads", "cpu:0"], seen["lqs_device_cached_sequences", "cpu:0"]) == (2, 3)
     # vLLM has one pair for all.
     assert (seen["vllm:prefix_cache_queries_total", "m"], seen["vllm:prefix_cache_hits_total", "m"]) == (60, 21)
+
+
+def test_what_became_of_a_device_slot_is_counted_by_device_and_model() -> None:
+    seen = Board().read()
+    assert seen["lqs_device_deaths_total", "cpu:0", "m"] == 2
+    assert seen["lqs_device_reopenings_total", "cpu:0", "m"] == 1
+    assert seen["lqs_device_deaths_total", "cpu:1@o", "o"] == 0
 
 
 def test_a_device_slot_is_in_one_state() -> None:

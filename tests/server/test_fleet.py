@@ -142,7 +142,7 @@ def test_a_model_on_demand_comes_with_the_first_request_and_the_idle_one_leaves(
     start: Start, files: list[Path]
 ) -> None:
     probe = start(files[0], config=on_demand(files))
-    takes = {each["id"]: each["takes"]["system"] for each in probe.ask("GET", "/admin/models").json["data"]}
+    takes = {each["id"]: each["needs"]["system"] for each in probe.ask("GET", "/admin/models").json["data"]}
     assert standing(probe) == {"m0": "ready", "a": "absent", "b": "absent"}
     probe.stop()
     room_mb = (takes["m0"] + takes["a"]) // 1_000_000 + 1

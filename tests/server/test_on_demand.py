@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,6 +85,44 @@ def test_a_budget_that_a_model_can_never_fit_into_is_refused_at_the_start(start:
     assert "engine.loaded_mb: late can never be loaded. It takes" in server.log
 
 
+def test_what_is_not_in_memory_takes_nothing_and_every_coming_and_going_is_counted(
+    start: Start, files: list[Path]
+) -> None:
+    server = start(files[0], config=COMMON + f'[models.late]\npath = "{files[1]}"\non_demand = true\n')
+
+    def shown() -> dict[str, Any]:
+        return server.ask("GET", "/admin/models").json["data"][1]  # type: ignore[no-any-return]
+
+    def told(what: str) -> float:
+        return server.metrics()[f'lqs_model_{what}{{model="late"}}']
+
+    needs = shown()["needs"]
+    assert needs["system"] > 0
+    for num in (0, 1):
+        seen = shown()
+        assert (seen["standing"], seen["state"], seen["progress"]) == ("absent", "absent", 0.0)
+        assert (seen["takes"], seen["needs"]) == ({"system": 0}, needs)
+        assert (told("loads_total"), told("unloads_total"), told("failed_loads_total")) == (num, num, 0)
+        assert server.metrics()['lqs_model_standing{model="late",standing="absent"}'] == 1
+        coming = server.ask("POST", "/admin/models/late/load").json
+        assert (coming["standing"], coming["state"], coming["progress"]) == ("loading", "loading", 0.0)
+        until(lambda: standing(server)["late"] == "ready")
+        assert (shown()["takes"], shown()["progress"]) == (needs, 1.0)
+        assert server.metrics()['lqs_model_standing{model="late",standing="ready"}'] == 1
+        assert server.ask("POST", "/admin/models/late/unload").status == 202
+        until(lambda: standing(server)["late"] == "absent")
+
+
+def test_a_server_that_is_stopped_while_a_model_loads_leaves_nothing_behind(start: Start, files: list[Path]) -> None:
+    server = start(files[0], config=COMMON + f'[models.late]\npath = "{files[1]}"\non_demand = true\n')
+    assert server.ask("POST", "/admin/models/late/load").status == 202
+    server.signal()
+    assert server.wait() == 0
+    assert "loading model=late" in server.log
+    assert "left behind" not in server.log
+    server.check_log()
+
+
 def line(call: Call) -> str:
     """The next line of a stream."""
     return next(call.lines())
@@ -124,6 +163,7 @@ def test_a_stream_that_waits_for_its_model_opens_and_tells_its_place(start: Star
     assert cancelled.error is not None
     assert (cancelled.error["code"], cancelled.is_done) == ("cancelled", False)
     # It comes, and the stream goes on as any other.
+    assert server.metrics()['lqs_model_waiting{model="b"}'] == 1
     assert server.ask("POST", "/admin/models/a/unload").status == 202
     for call in server._calls[:]:
         if call is not second:
