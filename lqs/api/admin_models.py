@@ -46,7 +46,7 @@ class Listing:
 
 
 class Change:
-    """Has a model loaded or unloaded. Raises NotFound."""
+    """Has a model loaded or unloaded; a name without its version means all versions. Raises NotFound."""
 
     def __init__(self, services: Services, change: Callable[[Served], None]) -> None:
         self._models = services.models
@@ -56,12 +56,14 @@ class Change:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_admin(scope)
         name = scope["path_params"]["model"]
-        served = self._models.find(name)
-        if served is None:
+        found = self._models.find_all(name)
+        if not found:
             raise no_such_model(name)
-        self._change(served)
-        shape = _shape(self._fleet.figures(served), served, self._models)
-        await send_json(send, msgspec.json.encode(shape), 202)
+        for served in found:
+            self._change(served)
+        data = [_shape(self._fleet.figures(served), served, self._models) for served in found]
+        shown = data[0] if len(data) == 1 else {"object": "list", "data": data}
+        await send_json(send, msgspec.json.encode(shown), 202)
 
 
 def _shape(figures: ModelFigures, served: Served, models: Models) -> dict[str, Any]:
