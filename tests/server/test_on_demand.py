@@ -113,6 +113,21 @@ def test_what_is_not_in_memory_takes_nothing_and_every_coming_and_going_is_count
         until(lambda: standing(server)["late"] == "absent")
 
 
+def test_a_name_without_its_version_brings_and_sends_away_all_versions(start: Start, files: list[Path]) -> None:
+    versions = "".join(
+        f'[models."qwen@v{n}"]\npath = "{path}"\non_demand = true\ndevices = ["cpu:0"]\n'
+        for n, path in enumerate(files[1:], 1)
+    )
+    server = start(files[0], config=COMMON + versions)
+    both = ["qwen@v1", "qwen@v2"]
+    for change, becomes in (("load", "ready"), ("unload", "absent")):
+        answer = server.ask("POST", f"/admin/models/qwen/{change}")
+        assert (answer.status, [each["id"] for each in answer.json["data"]]) == (202, both)
+        until(lambda becomes=becomes: standing(server) == {"m0": "ready"} | dict.fromkeys(both, becomes))
+    assert server.ask("POST", "/admin/models/qwen@v2/load").json["id"] == "qwen@v2"
+    until(lambda: standing(server) == {"m0": "ready", "qwen@v1": "absent", "qwen@v2": "ready"})
+
+
 def test_a_server_that_is_stopped_while_a_model_loads_leaves_nothing_behind(start: Start, files: list[Path]) -> None:
     server = start(files[0], config=COMMON + f'[models.late]\npath = "{files[1]}"\non_demand = true\n')
     assert server.ask("POST", "/admin/models/late/load").status == 202
