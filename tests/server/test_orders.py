@@ -25,8 +25,8 @@ prefix_cache = false
 reload_backoff_s = 0.1
 """
 LONG = 90_000
-# Some two seconds after it began to work.
-DIES = "device_slot=1 abort@step=4000"
+# Some seconds after it began to work.
+DIES = "device_slot=1 abort@step=8000"
 VERSIONS = """
 [models."qwen@v1"]
 path = "{0}"
