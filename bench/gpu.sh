@@ -45,10 +45,12 @@ fail() { echo "gpu.sh: $*" >&2; exit 1; }
 # --- llama.cpp with CUDA, for one architecture -------------------------------------------------------------------
 
 # compile_llama SOURCE OUT: SOURCE is the vendored llama.cpp. No NCCL and no VMM: fewer libraries to bring along.
+# What is linked with libggml-cuda has no path to cuBLAS, so the linker is told where that lies.
 compile_llama() {
     cmake -S "$1" -B "$2" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON \
         -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES="$arch" -DGGML_CUDA_NO_VMM=ON -DGGML_CUDA_NCCL=OFF -DGGML_NATIVE=OFF \
         -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_CURL=OFF \
+        -DCMAKE_EXE_LINKER_FLAGS="-Wl,-rpath-link,${CUDA_HOME:-/usr/local/cuda}/lib64" \
         -DCMAKE_INSTALL_RPATH="\$ORIGIN;\$ORIGIN/../site/llama_cpp/lib" -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON
     cmake --build "$2" --target llama llama-server -j "$cores"
 }
@@ -73,6 +75,11 @@ toolkit_with_cublas() {
     local cuda=${CUDA_HOME:-/usr/local/cuda} into=$1 release library
     if [ -e "$cuda/include/cublas_v2.h" ]; then
         echo "$cuda"
+        return
+    fi
+    # Made by a run that was broken off: newer headers would compile everything anew.
+    if [ -e "$into/cuda/include/cublas_v2.h" ] && [ -e "$into/cuda/lib64/libcublas.so" ]; then
+        echo "$into/cuda"
         return
     fi
     release=$("$cuda/bin/nvcc" --version | sed -n 's/.*release \([0-9]*\.[0-9]*\).*/\1/p')
