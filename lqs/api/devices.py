@@ -1,7 +1,7 @@
 """`/admin/devices`: the device slots, each drained, opened again and weighted by hand.
 
-A device slot goes by its number, which it keeps whatever becomes of it, or by its name: `cpu:1` is what the first
-model has on that device, `cpu:1@NAME` what another one has there. A device alone means all that is on it.
+A device slot goes by its number, which it keeps whatever becomes of it, or by its name: `cpu:1@NAME` is what that
+model has on the device. A device alone means all that is on it.
 """
 
 from __future__ import annotations

@@ -136,9 +136,14 @@ class Keeper:
     # Who is dead, or never lived.
 
     def _lose_cards(self, slots: Iterable[Slot]) -> None:
-        """What is on a GPU that cannot be used any more is dead, whatever its worker says."""
+        """What is on a GPU that cannot be used any more is dead, whatever its worker says.
+
+        Not while it is opened anew: that may be in the same seat, and to be dead there means that its thread never ends.
+        """
         lost = self._lost_cards()
         for slot in slots:
+            if self._care[slot.device].stage is Stage.OPENING:
+                continue
             why = next((lost[card] for card in slot.cards if card in lost), "")
             if why and not slot.lost:
                 slot.lost = f"its GPU is lost: {why}"

@@ -141,23 +141,23 @@ class Loader:
         """A worker with what is planned, or else the largest of a few smaller sizes that fits. Raises DeviceError."""
         wanted, reason = served.whole_config.engine.parallel, ""
         size: Size | None = Size(seat.plan.kv_tokens, seat.plan.num_sequences)
-        for _ in range(_TRIES_MAX):
+        for number in range(_TRIES_MAX):
             if size is None:
                 break
+            if number > 0:
+                self._log.warning(
+                    "device slot gets less context",
+                    device=seat.device,
+                    kv_tokens=size.kv_tokens,
+                    tried=tried.kv_tokens,
+                    sequences=size.num_sequences,
+                    reason=reason,
+                )
             tried = size
             try:
                 worker = self._try(served, seat, plan, model, tried, kv_block)
             except NoRoom as error:
                 reason, size = str(error), smaller(tried)
-                if size is not None:
-                    self._log.warning(
-                        "device slot gets less context",
-                        device=seat.device,
-                        kv_tokens=size.kv_tokens,
-                        tried=tried.kv_tokens,
-                        sequences=size.num_sequences,
-                        reason=reason,
-                    )
                 continue
             if tried.num_sequences < wanted:
                 self._log.warning(

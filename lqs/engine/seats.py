@@ -68,6 +68,8 @@ class Seats:
     def renew(self, served: Served, plan: Plan) -> None:
         """Plan those of a model anew; what died gets another seat. Raises DeviceError: there are as many as may be."""
         accounts = self._scheduler.slots()
+        if len(plan.slots) != len(self.of(served)):
+            raise DeviceError(f"{served.name}: its devices are others than at the start; restart lqs.")
         try:
             self._seats[served.name] = [
                 self.add(served, plan, seat.place) if accounts[seat.number]["is_dead"] else replace(seat, plan=slot)

@@ -74,7 +74,9 @@ class Served:
     @property
     def progress(self) -> float:
         """How much of its weights is loaded, 0 to 1."""
-        return 0.0 if self._model is None else self._model.progress
+        # Once: the thread that unloads may set it to None.
+        model = self._model
+        return 0.0 if model is None else model.progress
 
     def renew(self, model: Model) -> None:
         """It is loaded, from the beginning, as this."""

@@ -222,6 +222,7 @@ class Models:
         self._anew.take(served, new, slot)
         served.slots = [new if each is slot else each for each in served.slots]
         self._seats.hand_over(served, new)
+        served.fit(self._plans[served.name])
         self._start(new)
 
     def snapshots(self) -> Mapping[str, Mapping[str, Any]]:

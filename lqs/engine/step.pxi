@@ -512,6 +512,7 @@ cdef void set_suspect(WorkerData* w, Sequence* seq, bint suspect) noexcept nogil
 
 cdef void accuse(WorkerData* w, Sequence* seq, int32_t rc) noexcept nogil:
     """It failed alone: it waits until it is known whether anybody else gets on."""
+    cdef bint was_suspect = seq.suspect
     roll_back(w)
     if not is_active(seq):
         return
@@ -520,7 +521,8 @@ cdef void accuse(WorkerData* w, Sequence* seq, int32_t rc) noexcept nogil:
     seq.accused = rc
     if w.num_suspects == 0 and w.num_accused > 1:
         give_up(w, b"llama_decode kept failing, whoever was in the batch")
-    elif w.num_suspects == 0 and (w.failed_in_a_row == 1 or not works(w, seq.tokens[0])):
+    elif w.num_suspects == 0 and ((w.failed_in_a_row == 1 and not was_suspect) or not works(w, seq.tokens[0])):
+        # The first failure of a suspect is its second: others have got on in between.
         acquit(w, seq)
     elif w.num_suspects == 0:
         convict(w)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from lqs.engine.opening import Seat
 from lqs.engine.served import Served
 from lqs.engine.slot import Slot
-from lqs.errors import StartError
 from lqs.observe.log import Log
 
 if TYPE_CHECKING:
@@ -34,13 +33,14 @@ def load_weights(served: Served, seats: Sequence[Seat], make_model: Callable[[Pa
     first_of = {weights_of(seat): seat for seat in reversed(seats)}
     places = list(dict.fromkeys(map(weights_of, seats)))
     weights = {where: make_model(served.path) for where in places}
-    errors: list[StartError] = []
+    errors: list[Exception] = []
 
     def load(where: str) -> None:
         log.info("loading weights", model=served.name, onto=where)
         try:
             _load_onto(weights[where], first_of[where])
-        except StartError as error:
+        # Whatever it is: what is not loaded does not count as loaded.
+        except Exception as error:  # noqa: BLE001
             errors.append(error)
 
     served.renew(weights[places[0]])

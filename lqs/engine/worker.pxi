@@ -170,17 +170,19 @@ cdef class Worker:
         # States can be copied quickly only with flash attention, which compaction therefore asks for.
         params = lqs_context_params(self.n_ctx, self.n_batch, self.n_ubatch, num_ids_all, self.threads, self._w.unified,
                                     1 if self._w.compacting and self._flash < 0 else self._flash)
+        # Before: who is parked in there stands on the weights, too.
+        self._model._num_open += 1
         with nogil:
             # An assert in here kills this device slot, not the process; it parks this thread.
             lqs_bind_worker(&self._w)
             ctx = lqs_open_context(self._model._model, params)
             lqs_bind_worker(NULL)
         if ctx == NULL:
+            self._model._num_open -= 1
             raise NoRoom(
                 f"a context of {self.n_ctx} tokens for {self.n_seq} sequences could not be made; try a smaller ctx"
             )
         self._w.ctx = ctx
-        self._model._num_open += 1
         try:
             self._allocate(num_ids)
             self._warm_up()

@@ -143,6 +143,27 @@ def test_one_that_is_alone_is_to_blame_when_the_token_of_nobody_is_computed(defa
         assert rig.ask(chat(PROMPTS[1]), **options_of(default_model, "greedy")).outcome.finish == LENGTH
 
 
+@pytest.mark.parametrize("is_bad_first", [True, False])
+def test_one_to_blame_among_others_ends_whichever_place_it_has(default_model: Any, is_bad_first: bool) -> None:
+    with Rig(default_model, n_ctx=512, n_seq=2, threads=1, prefix_cache=False) as rig:
+        options = options_of(default_model, "greedy")
+        want = rig.ask(chat(PROMPTS[0]), **options)
+        # One of a long prompt keeps the first place, or leaves it to who comes then.
+        other = rig.submit(chat(PROMPTS[1]), max_tokens=1 if is_bad_first else 8, temperature=0.0, ignore_eos=True)
+        good = rig.submit(chat(PROMPTS[0]), **options)
+        rig.finish(other)
+        rig.pump(lambda: good.num_tokens >= 2)
+        # What decodes one token is computed, a prompt is not.
+        failed = rig.worker.snapshot()["num_failed_decodes"]
+        rig.worker.break_at("rc", rc=-3, times=-1, tokens=2)
+        bad = rig.submit(chat(PROMPTS[2]), **options)
+        rig.finish(bad, good)
+        assert (bad.outcome.finish, bad.outcome.error_code) == (_core.Finish.FINISH_ERROR, -3)
+        assert (good.text, good.outcome.finish) == (want.text, LENGTH)
+        assert rig.worker.snapshot()["num_failed_decodes"] - failed <= 4
+        assert rig.worker.state == "ready"
+
+
 def test_with_little_kv_those_that_come_and_those_that_are_there_all_end(default_model: Any) -> None:
     """Promises that grow: some are put out, some go on, and every text is the same."""
     prompts = [chat(p) for p in PROMPTS[:8]]

@@ -301,6 +301,30 @@ def test_a_card_where_libllama_gives_up_while_it_is_opened_is_not_tried_again() 
     house.gate.set()
 
 
+def test_a_card_that_is_lost_while_something_opens_on_it_takes_it_when_it_is_open() -> None:
+    """Until then its thread stands in the seat, and on the weights."""
+    house = House(("cuda:0", "cpu:1"))
+    lost: dict[str, str] = {}
+    house.keeper._lost_cards = lambda: lost
+    house._slots[0].cards = ("GPU-a",)
+    house._slots[0].worker = NoWorker("no memory")
+    house[0].figures = {"num_steps": 0, "step_ns": 0}
+    house.gate = threading.Event()
+    house.look(0)
+    house.look(10)
+    assert house.stage(0) is Stage.OPENING
+    lost["GPU-a"] = "the driver reported XID 79"
+    house.look(11)
+    assert house.stage(0) is Stage.OPENING
+    assert not house.core.slots()[0]["is_dead"]
+    house.gate.set()
+    house.opened(0)
+    house._slots[0].cards = ("GPU-a",)
+    house.look(12)
+    assert house.core.slots()[0]["is_dead"]
+    assert "its GPU is lost: the driver reported XID 79" in house._slots[0].lost
+
+
 def test_a_thread_that_opens_and_never_ends_is_left_behind() -> None:
     house = House(reload_attempts=1)
     house.gate = threading.Event()

@@ -143,6 +143,7 @@ def test_the_tries_are_few_and_then_the_load_fails_with_the_reason(path: Path) -
     with pytest.raises(DeviceError, match=r"cpu:0: no context fits, not even .* no memory"):
         house.load()
     assert [size for _, size in house.tried] == [8192, 4096, 2048, 1024]
+    assert house.log.getvalue().count("device slot gets less context") == 3
     assert all(slot["is_drained"] or slot["num_running"] == 0 for slot in house.core.slots())
 
 
