@@ -30,9 +30,9 @@ _LOOK_S = 0.05
 _GROWTH = 1.25
 
 
-def announce(environ: Mapping[str, str], slots: Iterable[Slot]) -> None:
+def announce(environ: Mapping[str, str], slots: Iterable[Slot], more_bytes: int) -> None:
     """Tell who started this process that it serves, and whether a successor fits beside it."""
-    notify(environ, f"READY=1\nX_LQS_OVERLAP={fits_twice(slot.device for slot in slots):d}")
+    notify(environ, f"READY=1\nX_LQS_OVERLAP={fits_twice((slot.device for slot in slots), more_bytes):d}")
 
 
 def make_control(
@@ -103,15 +103,17 @@ async def _cut(services: Services) -> None:
     await services.desk.wait_idle(LAST_WORDS_S)
 
 
-def fits_twice(devices: Iterable[str]) -> bool:
+def fits_twice(devices: Iterable[str], more_bytes: int) -> bool:
     """Whether a successor may load beside this process: on CPUs, and what it takes is free.
 
-    Weights are mapped, so both have them once; what is not is taken to grow a little. What a GPU has free
-    changes from one moment to the next, so nobody counts on it.
+    That is what this one takes, and `more_bytes` that it looks for at its start. Weights are mapped, so both have
+    them once; what is not is taken to grow a little. What a GPU has free changes from one moment to the next, so
+    nobody counts on it.
     """
     if not all(device.startswith("cpu") for device in devices):
         return False
-    return probe_machine().memory_free_bytes >= own_bytes(Path("/proc/self/status").read_text()) * _GROWTH
+    own = own_bytes(Path("/proc/self/status").read_text())
+    return probe_machine().memory_free_bytes >= own * _GROWTH + more_bytes
 
 
 def own_bytes(status: str) -> int:

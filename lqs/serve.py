@@ -26,6 +26,7 @@ from lqs.api.services import Services
 from lqs.collector import Collector
 from lqs.config import Config
 from lqs.engine import library
+from lqs.engine.budget import wanted_on_demand
 from lqs.engine.catalog import catalog_of
 from lqs.engine.drill import Break
 from lqs.engine.store import Store, store_folder
@@ -150,7 +151,7 @@ class Server:
         if self._serving is None:
             self._accept(listening)
         self._log.info("ready", models=",".join(self._models.names()), url=url_of(shown, self.port))
-        announce(os.environ, self._models.slots)
+        announce(os.environ, self._models.slots, wanted_on_demand(self._config, self._models))
         await self._end_wanted.wait()
         await take_leave(self._services, self._http, self._stop_wanted)
         return 0

@@ -20,24 +20,26 @@ def test_only_what_is_its_own_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "free_bytes", "fits"),
+    ("devices", "free_bytes", "more_bytes", "fits"),
     [
-        (["cpu:0", "cpu:1@m"], 10**15, True),
-        (["cpu:0"], 0, False),
-        (["cpu:0", "cuda:0"], 10**15, False),
-        (["cpu:0@cuda"], 10**15, True),
+        (["cpu:0", "cpu:1@m"], 10**15, 0, True),
+        (["cpu:0"], 0, 0, False),
+        (["cpu:0", "cuda:0"], 10**15, 0, False),
+        (["cpu:0@cuda"], 10**15, 0, True),
+        # A model on demand would not come to it any more.
+        (["cpu:0"], 10**15, 10**15, False),
     ],
 )
 def test_a_second_one_fits_on_cpus_where_there_is_memory(
-    devices: list[str], free_bytes: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+    devices: list[str], free_bytes: int, more_bytes: int, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leave, "probe_machine", lambda: Machine(1, free_bytes))
-    assert leave.fits_twice(devices) is fits
+    assert leave.fits_twice(devices, more_bytes) is fits
 
 
 def test_who_started_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leave, "probe_machine", lambda: Machine(1, 0))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notes:
         notes.bind("\0lqs-test-announce")
-        leave.announce({"NOTIFY_SOCKET": "@lqs-test-announce"}, [SimpleNamespace(device="cpu:0")])  # type: ignore[list-item]
+        leave.announce({"NOTIFY_SOCKET": "@lqs-test-announce"}, [SimpleNamespace(device="cpu:0")], 0)  # type: ignore[list-item]
         assert notes.recv(100) == b"READY=1\nX_LQS_OVERLAP=0"

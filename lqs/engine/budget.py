@@ -55,6 +55,12 @@ def check_budget(entries: Sequence[Entry], plans: Sequence[Plan]) -> None:
             )
 
 
+def wanted_on_demand(config: Config, models: Models) -> int:
+    """Bytes of this machine's memory without which a start refuses the largest model on demand; 0 without one."""
+    takes = [models.plan_of(served).takes.get(SYSTEM_POOL, 0) for served in models.all() if served.is_on_demand]
+    return max(takes) + config.engine.kv_margin_mb * _MB if takes else 0
+
+
 def residents_of(config: Config, models: Models, room: Mapping[str, int]) -> Residents:
     """The models and their memory; `room` is what all together may take of each pool."""
     known = {

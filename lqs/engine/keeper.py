@@ -138,7 +138,7 @@ class Keeper:
     def _lose_cards(self, slots: Iterable[Slot]) -> None:
         """What is on a GPU that cannot be used any more is dead, whatever its worker says.
 
-        Not while it is opened anew: that may be in the same seat, and to be dead there means that its thread never ends.
+        Not while it is opened anew: that may be in the same seat, and who is dead there is taken for parked.
         """
         lost = self._lost_cards()
         for slot in slots:

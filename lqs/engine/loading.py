@@ -140,7 +140,8 @@ class Loader:
     def _largest(self, served: Served, seat: Seat, plan: Plan, model: Model, kv_block: int) -> tuple[Worker, Size]:
         """A worker with what is planned, or else the largest of a few smaller sizes that fits. Raises DeviceError."""
         wanted, reason = served.whole_config.engine.parallel, ""
-        size: Size | None = Size(seat.plan.kv_tokens, seat.plan.num_sequences)
+        tried = Size(seat.plan.kv_tokens, seat.plan.num_sequences)
+        size: Size | None = tried
         for number in range(_TRIES_MAX):
             if size is None:
                 break

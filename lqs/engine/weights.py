@@ -40,7 +40,7 @@ def load_weights(served: Served, seats: Sequence[Seat], make_model: Callable[[Pa
         try:
             _load_onto(weights[where], first_of[where])
         # Whatever it is: what is not loaded does not count as loaded.
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             errors.append(error)
 
     served.renew(weights[places[0]])
