@@ -26,6 +26,7 @@ from bench.drills.process import DrillFailed, Process, figures, total, until
 from bench.load.client import Client
 from bench.load.reply import Reply, read_reply
 from tests.fake_nvml import compile_library
+from tests.server.process import GAUGES
 
 STREAM_S = 300.0
 # What breaks, where {step} is another one in each run.
@@ -39,19 +40,6 @@ DRILLS = {
 }
 # Nothing runs on a device slot that is not there; one on a lost card does not come back.
 LOSE_NOTHING, STAY_OUT = {"fail-load"}, {"lose-card"}
-# As it was before the streams came.
-GAUGES = (
-    "vllm:num_requests_running",
-    "vllm:num_requests_waiting",
-    "vllm:kv_cache_usage_perc",
-    "lqs_queue_depth",
-    "lqs_queue_places_taken",
-    "lqs_queue_total_places_taken",
-    "lqs_requests_lost_waiting",
-    "lqs_device_kv_reserved",
-    "lqs_events_lost_total",
-    "lqs_core_broken_total",
-)
 
 
 @dataclass

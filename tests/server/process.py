@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).parents[2]
 LIMIT_S = 60.0
 _SAMPLE = re.compile(r"^([a-z_:]+)(\{.*\})? (\S+)$", re.MULTILINE)
 # Everything that a request takes and must give back.
-_GAUGES = (
+GAUGES = (
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
     "vllm:kv_cache_usage_perc",
@@ -26,6 +26,8 @@ _GAUGES = (
     "lqs_queue_places_taken",
     "lqs_queue_total_places_taken",
     "lqs_queue_oldest_wait_seconds",
+    "lqs_requests_lost_waiting",
+    "lqs_device_kv_reserved",
     "lqs_events_lost_total",
     "lqs_core_broken_total",
 )
@@ -162,8 +164,10 @@ class Server:
 
     def figures(self) -> dict[str, float]:
         """What must be as at the start when nothing goes on: gauges, files and tasks."""
-        found = {name: value for name, value in self.metrics().items() if name.partition("{")[0] in _GAUGES}
-        return found | {"files": self.num_files}
+        samples = self.metrics().items()
+        # Over all labels: device slots of models on demand come and go.
+        sums = {name: sum(value for key, value in samples if key.partition("{")[0] == name) for name in GAUGES}
+        return sums | {"files": self.num_files}
 
     @property
     def num_files(self) -> int:
