@@ -71,13 +71,7 @@ def taken_over(started: Config, read: Config) -> tuple[Config, list[str]]:
     check_together(config)
     parts = (("queue", of_queue), ("placement", of_placement), ("keys", of_keys))
     waiting += [f"{section}.{name}" for section, names in parts for name in names]
-    return config, waiting + _of_weights(started, read)
-
-
-def _of_weights(started: Config, read: Config) -> list[str]:
-    """The weights of tiers that are others now: the core was started with those of its keys."""
-    both = started.tiers.keys() & read.tiers.keys()
-    return [f"tiers.{name}.weight" for name in sorted(both) if started.tiers[name].weight != read.tiers[name].weight]
+    return config, waiting
 
 
 def _held(started: _S, read: _S, names: Sequence[str]) -> tuple[_S, list[str]]:

@@ -235,6 +235,7 @@ def build(
     entries = catalog_of(config, Store(store_folder(environ)))
     log = Log(config.log, pid=os.getpid() if has_supervisor(environ) else None)
     scheduler = make_scheduler(config, keys.weights())
+    keys.follow(scheduler.set_key_weight)
     made = make_machinery(config, entries, scheduler, log, drill)
     models = made.models
     body = library.SchedulerBody(scheduler)

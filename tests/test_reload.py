@@ -71,10 +71,10 @@ def test_what_the_scheduler_was_started_with_stays_and_is_named() -> None:
     assert waiting == ["refusals", "queue.bypass_s", "queue.lane_weights"]
 
 
-def test_a_tier_with_another_weight_is_named() -> None:
+def test_a_tier_with_another_weight_is_taken_over() -> None:
     tiers = STARTED.tiers | {"vip": msgspec.structs.replace(STARTED.tiers["vip"], weight=9.0)}
-    _, waiting = taken_over(STARTED, msgspec.structs.replace(STARTED, tiers=tiers))
-    assert waiting == ["tiers.vip.weight"]
+    config, waiting = taken_over(STARTED, msgspec.structs.replace(STARTED, tiers=tiers))
+    assert (config.tiers["vip"].weight, waiting) == (9.0, [])
 
 
 def test_bounds_are_held_against_the_sequences_that_run() -> None:

@@ -13,12 +13,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lqs.admission.failures import Failures
+from lqs.admission.failures import Failures, InThread
 from lqs.engine.residents import Deed, Residents, Standing
 from lqs.errors import RequestRefused, StartError
 from lqs.observe.log import Log
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 _OFF_RETRY_S = 30.0
 # How often a model that is to leave is asked whether it is empty.
 _EMPTY_POLL_S = 0.02
-
-# Calls a function in a thread of its own, under a name.
-InThread = Callable[[Callable[[], Any], str], Awaitable[Any]]
 
 
 class LoadFailed(RequestRefused):
@@ -69,7 +66,7 @@ class Fleet:
         self._names = models.names()  # By number.
         self._holds: Counter[str] = Counter()
         self._waiters: defaultdict[str, list[asyncio.Future[None]]] = defaultdict(list)
-        self._failures = Failures()
+        self._failures = Failures(in_thread, log)
         self._off: set[str] = set()  # An admin unloaded them: they do not come by themselves.
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -109,7 +106,7 @@ class Fleet:
         if self.try_have(served):
             return
         name, now_ns = served.name, self._now_ns()
-        if name in self._off or not served.is_on_demand or self._is_put_off(served, now_ns):
+        if name in self._off or not served.is_on_demand or self._failures.left_s(name, now_ns) > 0:
             raise self._refusal(served)
         waiter = asyncio.get_running_loop().create_future()
         self._waiters[name].append(waiter)
@@ -164,6 +161,7 @@ class Fleet:
         """Do what is due; nothing any more once the server ends."""
         if self._is_closed:
             return
+        self._failures.look(self._models.find, self._now_ns())
         # Before every step: who waited for a model that has come uses it before it could leave again.
         self._let_in()
         while (step := self._residents.next(self._is_used, self._now_ns())) is not None:
@@ -181,6 +179,7 @@ class Fleet:
     async def close(self) -> None:
         """Begin nothing more, and wait a while for what libllama works on; then that is left to its thread."""
         self._is_closed = True
+        self._failures.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._close_s)
         for task in self._tasks:
@@ -188,17 +187,6 @@ class Fleet:
         if self._tasks:
             self.hung.append("lqs-load")
             await asyncio.wait(self._tasks)
-
-    def _is_put_off(self, served: Served, now_ns: int) -> bool:
-        """Whether a load failed a short while ago, and another would read the same file again."""
-        name = served.name
-        if self._failures.left_s(name, now_ns) <= 0:
-            return False
-        if not self._failures.has_changed(served):
-            return True
-        self._log.info("model file has changed", model=name)
-        self._failures.let_try(name)
-        return False
 
     def _is_used(self, name: str) -> bool:
         return self._holds[name] > 0
@@ -238,7 +226,7 @@ class Fleet:
         name, loop = served.name, asyncio.get_running_loop()
         self._num_loads[name] += 1
         self._log.info("loading", model=name)
-        self._failures.begin(served)
+        await self._failures.begin(served)
         load = partial(self._models.load_one, served, loop.call_soon_threadsafe)
         try:
             plan = await self._in_thread(partial(self._plan, served), f"lqs-plan-{name}"[:15])
@@ -269,12 +257,13 @@ class Fleet:
             await asyncio.sleep(_EMPTY_POLL_S)
         leave = partial(self._models.leave, served, self._close_s)
         has_left: bool = await self._in_thread(leave, f"lqs-unload-{name}"[:15])
-        self._num_unloads[name] += 1
         return has_left
 
     async def _unload(self, served: Served) -> None:
         name = served.name
-        if await self._leave(served):
+        has_left = await self._leave(served)
+        self._num_unloads[name] += 1
+        if has_left:
             self._log.info("unloaded", model=name)
         else:
             self._log.error("unloaded, but its memory is not free: a thread stands in it", model=name)

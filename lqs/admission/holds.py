@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,36 @@ if TYPE_CHECKING:
     from lqs.engine.served import Served
 
 
+class Line:
+    """Who waits for one model, in order. A place costs little however many wait: it is asked for again and again."""
+
+    def __init__(self) -> None:
+        self._tickets: list[int] = []  # Ascending.
+        self._num_gone = 0  # Of those, from the beginning on, that have left already.
+        self._next = 0
+
+    def join(self) -> int:
+        """A ticket, of the last place."""
+        self._next += 1
+        self._tickets.append(self._next)
+        return self._next
+
+    def leave(self, ticket: int) -> None:
+        """Its place is free. Those at the head, who leave when the model comes, move nobody."""
+        index = bisect_left(self._tickets, ticket, self._num_gone)
+        if index > self._num_gone:
+            del self._tickets[index]
+            return
+        self._num_gone += 1
+        if 2 * self._num_gone >= len(self._tickets):
+            del self._tickets[: self._num_gone]
+            self._num_gone = 0
+
+    def place(self, ticket: int) -> int:
+        """Its place now, from 1."""
+        return bisect_left(self._tickets, ticket, self._num_gone) - self._num_gone + 1
+
+
 class Holds:
     """Takes and gives back. Without a fleet every model is there for good.
 
@@ -23,15 +54,15 @@ class Holds:
 
     def __init__(self, fleet: Fleet | None) -> None:
         self._fleet = fleet
-        # Who waits, in order, by model and id.
-        self._waiting: defaultdict[int, dict[int, Request]] = defaultdict(dict)
+        self._lines: defaultdict[int, Line] = defaultdict(Line)  # By the model's number.
+        self._waiting: dict[int, tuple[Line, int]] = {}  # By the request's id: where it stands, with which ticket.
 
     def position(self, request: Request) -> int | None:
         """Its place, from 1, among those that wait for the same model; None when it does not."""
-        for waiting in self._waiting.values():
-            if id(request) in waiting:
-                return list(waiting).index(id(request)) + 1
-        return None
+        if (stands := self._waiting.get(id(request))) is None:
+            return None
+        line, ticket = stands
+        return line.place(ticket)
 
     async def take(self, request: Request, served: Served) -> None:
         """Hold a model for the request. One that comes on demand is waited for: that is time in the queue.
@@ -43,12 +74,15 @@ class Holds:
         if self._fleet.try_have(served):
             request.models_held = (*request.models_held, served.index)
             return
-        waiting, began_ns = self._waiting[served.index], time.monotonic_ns()
-        waiting[id(request)] = request
+        line, began_ns = self._lines[served.index], time.monotonic_ns()
+        ticket = line.join()
+        # The caller has the request until then, so its id is nobody else's.
+        self._waiting[id(request)] = (line, ticket)
         try:
             await self._wait(request, served)
         finally:
-            del waiting[id(request)]
+            del self._waiting[id(request)]
+            line.leave(ticket)
         request.model_wait_ns += time.monotonic_ns() - began_ns
         request.models_held = (*request.models_held, served.index)
 

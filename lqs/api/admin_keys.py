@@ -13,7 +13,7 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from lqs.admission.keys import KeyRecord, check_name
+from lqs.admission.key_file import KeyRecord, check_name
 from lqs.api.admin import check_admin
 from lqs.api.errors import send_json
 from lqs.api.intake import read_body

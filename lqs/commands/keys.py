@@ -10,7 +10,7 @@ import datetime
 import os
 import sys
 
-from lqs.admission.keys import KeyFile
+from lqs.admission.key_file import KeyFile
 from lqs.commands.flags import add_config_flag
 from lqs.config import Config
 from lqs.errors import ConfigError, StartError

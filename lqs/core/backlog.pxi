@@ -180,7 +180,7 @@ cdef struct BacklogState:
     Links* links            # of each entry
     uint32_t* places        # of each entry in its key's heap of deadlines, or NOWHERE
     Level* levels           # lane-major
-    int64_t* key_units      # virtual tokens per token
+    uint64_t* key_units     # virtual tokens per token; written by any thread, see set_key_units
     bint borrows            # links and places are another's, over the same table
     uint32_t num_lanes
     uint32_t num_levels
@@ -223,7 +223,7 @@ cdef int backlog_init(BacklogState* b, Entry* table, uint32_t capacity, uint32_t
     b.num_levels = num_levels
     b.num_keys = num_keys
     b.aged_every = 1
-    b.key_units = <int64_t*> calloc(num_keys, sizeof(int64_t))
+    b.key_units = <uint64_t*> calloc(num_keys, sizeof(uint64_t))
     b.levels = <Level*> calloc(num_lanes * num_levels, sizeof(Level))
     b.places = lender.places if b.borrows else new_places(capacity)
     b.links = lender.links if b.borrows else <Links*> new_lines(capacity * sizeof(Links))
@@ -280,7 +280,7 @@ cdef int backlog_init_like(BacklogState* b, const BacklogState* other) noexcept 
         b.lane_weights[i] = other.lane_weights[i]
         b.lane_caps[i] = other.lane_caps[i]
         b.lane_token_caps[i] = other.lane_token_caps[i]
-    memcpy(b.key_units, other.key_units, other.num_keys * sizeof(int64_t))
+    memcpy(b.key_units, other.key_units, other.num_keys * sizeof(uint64_t))
     return 0
 
 
@@ -352,7 +352,7 @@ cdef void backlog_charge(BacklogState* b, uint32_t lane, uint32_t level_no, uint
                          int64_t tokens) noexcept nogil:
     cdef Level* level = level_of(b, lane, level_no)
     cdef KeyQueue* queue = &level.queues[key]
-    queue.counter += tokens * b.key_units[key]
+    queue.counter += tokens * <int64_t> load_relaxed(&b.key_units[key])
     if queue.place != NOWHERE:
         keys_settle(level, queue.place, key)
 

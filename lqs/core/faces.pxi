@@ -120,11 +120,27 @@ cdef int set_weights(BacklogState* b, object lane_weights, object key_weights) e
         b.lane_weights[i] = weight
         b.lane_weight_sum += weight
     for i in range(b.num_keys):
-        weight = key_weights[i]
-        # The upper end keeps a unit above 0, the lower one keeps counters below 2**63.
-        if not 1e-3 <= weight <= 1e4:
-            raise ValueError("a key's weight must be between 0.001 and 10000")
-        b.key_units[i] = <int64_t> (TOKEN_UNIT / weight + 0.5)
+        b.key_units[i] = key_units_of(key_weights[i])
+    return 0
+
+
+cdef uint64_t key_units_of(double weight) except 0:
+    # The upper end keeps a unit above 0, the lower one keeps counters below 2**63.
+    if not 1e-3 <= weight <= 1e4:
+        raise ValueError("a key's weight must be between 0.001 and 10000")
+    return <uint64_t> (TOKEN_UNIT / weight + 0.5)
+
+
+# The same of one key, for the queues of all models, while a scheduler reads it. Relaxed: the word says all, and
+# which charge is the first with it is nobody's concern. The queues are there for good once they are seen here:
+# who adds one has the GIL, as has the caller.
+cdef int set_key_units(Books* books, uint32_t key, uint64_t units) except -1:
+    cdef uint32_t model
+    if key >= books.backlog.num_keys:
+        raise IndexError("no such key")
+    for model in range(books.num_models):
+        if books.models[model] != NULL:
+            store_relaxed(&books.models[model].backlog.key_units[key], units)
     return 0
 
 

@@ -210,6 +210,10 @@ cdef class Scheduler:
         self.check_slot(slot)
         store_relaxed32(&self.state.slots[slot].use_percent, min(percent, <uint32_t> 100))
 
+    def set_key_weight(self, uint32_t key, double weight):
+        """Give a key another weight, 0.001 to 10000, for what it is charged from now on. From any thread."""
+        set_key_units(books_of(self.state), key, key_units_of(weight))
+
     # --- in -----------------------------------------------------------------------------
 
     cdef int check_level(self, uint32_t level) except -1:
@@ -234,11 +238,9 @@ cdef class Scheduler:
         self.check_level(level)
         give_back_permit(books_of(self.state), level)
 
-    def submit(self, Work work not None, object sink not None, *, uint32_t key=0,
-               uint16_t model=0, uint8_t level=0, uint8_t lane=0, int64_t arrival_ns=0,
-               int64_t expire_ns=0, int64_t stop_ns=0, int64_t deadline_ns=0,
-               uint32_t num_prompt_tokens=0, uint32_t max_tokens=0,
-               uint32_t footprint_tokens=0, prefixes=()):
+    def submit(self, Work work not None, object sink not None, *, uint32_t key=0, uint16_t model=0, uint8_t level=0,
+               uint8_t lane=0, int64_t arrival_ns=0, int64_t expire_ns=0, int64_t stop_ns=0, int64_t deadline_ns=0,
+               uint32_t num_prompt_tokens=0, uint32_t max_tokens=0, uint32_t footprint_tokens=0, prefixes=()):
         """Let a request wait, on a permit of its level: its handle.
 
         `sink` comes back with each event; it and `work` are kept alive until settled.
@@ -739,8 +741,7 @@ cdef class Scheduler:
                 return handles
             handles.append(attempt.handle)
 
-    def emit(self, uint64_t handle, bytes payload not None, uint16_t num_tokens=1,
-             uint8_t kind=RECORD_TEXT):
+    def emit(self, uint64_t handle, bytes payload not None, uint16_t num_tokens=1, uint8_t kind=RECORD_TEXT):
         """Write one record; False: no room. Raises ValueError if it does not run."""
         return emit_output(self.state, self.running_attempt(handle), kind, num_tokens,
                            PyBytes_AS_STRING(payload), <uint32_t> len(payload))

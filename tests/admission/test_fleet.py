@@ -35,6 +35,8 @@ class Shelf:
         }  # fmt: skip
         self.deeds: list[str] = []
         self.is_empty_now = True
+        self.is_disk_hung = False
+        self.num_looks = 0
         models = SimpleNamespace(
             names=lambda: list("abz"), all=lambda: list(self.served.values()), find=self.served.get,
             replan=lambda served, plan: None, load_one=lambda served, tell: None,
@@ -56,6 +58,11 @@ class Shelf:
     async def _in_thread(self, function: Callable[[], Any], name: str) -> Any:
         if name.startswith("lqs-plan"):
             return None
+        if name.startswith("lqs-look"):
+            self.num_looks += 1
+            if self.is_disk_hung:
+                await asyncio.get_running_loop().create_future()
+            return function()
         self.deeds.append(name)
         if name.startswith("lqs-unload"):
             return True
@@ -68,6 +75,11 @@ class Shelf:
     def users(self, name: str) -> tuple[int, int]:
         figures = self.fleet.figures(self.served[name])  # type: ignore[arg-type]
         return figures.num_users, figures.num_waiting
+
+    async def pass_s(self, seconds: float) -> None:
+        self.now_ns += int(seconds * S)
+        self.fleet.tend()
+        await turns()
 
     async def end_load(self, error: Exception | None = None) -> None:
         load = self.loads.pop(0)
@@ -204,7 +216,7 @@ def test_a_load_that_fails_is_told_to_all_and_tried_again_after_a_while() -> Non
 
 
 @pytest.mark.parametrize("change", ["written", "replaced", "grown", "removed"])
-def test_a_load_that_failed_is_tried_again_at_once_when_its_file_has_changed(tmp_path: Path, change: str) -> None:
+def test_a_load_that_failed_is_tried_again_soon_when_its_file_has_changed(tmp_path: Path, change: str) -> None:
     """B55: failures are remembered with a growing wait, which only time, an admin or another file ends."""
     path = tmp_path / "a.gguf"
     path.write_bytes(b"broken")
@@ -232,7 +244,12 @@ def test_a_load_that_failed_is_tried_again_at_once_when_its_file_has_changed(tmp
         for _ in range(3):
             with pytest.raises(RequestRefused):
                 await shelf.wants("a")
+        await shelf.pass_s(1)
         change_it()
+        for _ in range(2):
+            with pytest.raises(RequestRefused):
+                await shelf.wants("a")
+            await shelf.pass_s(1)
         again = shelf.wants("a")
         await turns()
         await shelf.end_load(DeviceError("broken too"))
@@ -240,8 +257,10 @@ def test_a_load_that_failed_is_tried_again_at_once_when_its_file_has_changed(tmp
         with pytest.raises(RequestRefused) as caught:
             again.result()
         assert caught.value.retry_after_s == 10.0
-        with pytest.raises(RequestRefused):
-            await shelf.wants("a")
+        for _ in range(3):
+            with pytest.raises(RequestRefused):
+                await shelf.wants("a")
+            await shelf.pass_s(1)
         assert shelf.deeds.count("lqs-load-a") == 2
         assert shelf.log.getvalue().count("model file has changed") == 1
 
@@ -260,11 +279,81 @@ def test_what_is_written_while_it_is_loaded_is_news_when_that_has_failed(tmp_pat
         path.write_bytes(b"the whole")
         await shelf.end_load(DeviceError("cut short"))
         assert first.exception() is not None
+        await shelf.pass_s(1)
         again = shelf.wants("a")
         await turns()
         await shelf.end_load()
         assert again.result() is None
         assert shelf.users("a") == (1, 0)
+
+    played(scene)
+
+
+def test_a_file_that_is_still_being_copied_is_not_loaded_until_it_stands_still(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(b"1")
+
+    async def scene(shelf: Shelf) -> None:
+        shelf.served["a"].path = path
+        first = shelf.wants("a")
+        await turns()
+        await shelf.end_load(DeviceError("cut short"))
+        assert first.exception() is not None
+        for _ in range(3):
+            with path.open("ab") as file:
+                file.write(b"more")
+            await shelf.pass_s(1)
+            for _ in range(2):
+                with pytest.raises(RequestRefused):
+                    await shelf.wants("a")
+        assert shelf.loads == []
+        await shelf.pass_s(1)
+        again = shelf.wants("a")
+        await turns()
+        await shelf.end_load()
+        assert again.result() is None
+
+    played(scene)
+
+
+def test_a_file_is_looked_at_once_a_second_however_many_ask_and_a_disk_that_hangs_stops_nobody() -> None:
+    async def scene(shelf: Shelf) -> None:
+        first = shelf.wants("a")
+        await turns()
+        await shelf.end_load(DeviceError("no room"))
+        assert first.exception() is not None
+        shelf.num_looks = 0
+        shelf.is_disk_hung = True
+        await shelf.pass_s(1)
+        for _ in range(50):
+            with pytest.raises(RequestRefused, match="could not be loaded"):
+                await shelf.wants("a")
+            await shelf.pass_s(0.01)
+        await shelf.pass_s(2)
+        # The one that hangs; there is no second beside it.
+        assert shelf.num_looks == 1
+
+    played(scene)
+
+
+def test_a_load_that_fails_is_no_unload() -> None:
+    async def scene(shelf: Shelf) -> None:
+        first = shelf.wants("a")
+        await turns()
+        await shelf.end_load(DeviceError("no room"))
+        assert first.exception() is not None
+        figures = shelf.fleet.figures(shelf.served["a"])  # type: ignore[arg-type]
+        assert (figures.num_failed_loads, figures.num_unloads) == (1, 0)
+        await shelf.pass_s(5)
+        second = shelf.wants("a")
+        await turns()
+        await shelf.end_load()
+        await second
+        shelf.fleet.release(0)
+        shelf.fleet.unload(shelf.served["a"])  # type: ignore[arg-type]
+        await turns()
+        figures = shelf.fleet.figures(shelf.served["a"])  # type: ignore[arg-type]
+        assert (figures.num_loads, figures.num_unloads) == (2, 1)
 
     played(scene)
 

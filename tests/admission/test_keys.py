@@ -3,13 +3,16 @@
 import hashlib
 import hmac
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from lqs.admission import keys as keys_module
-from lqs.admission.keys import KeyFile, KeyRing
+from lqs.admission.key_file import KeyFile
+from lqs.admission.keys import KeyRing
 from lqs.config import Config
 from lqs.errors import ConfigError, Unauthorized
 from lqs.settings import load
@@ -161,7 +164,7 @@ def test_a_reload_that_fails_changes_nothing(path: str) -> None:
 def test_more_keys_than_there_is_room_for_are_refused(path: str) -> None:
     for name in ("ann", "bob"):
         add(path, name)
-    with pytest.raises(ConfigError, match="has 2 keys, there is room for 1"):
+    with pytest.raises(ConfigError, match=": 2 keys, there is room for 1"):
         KeyRing(config_for(path, **{"keys.num_keys_max": 1}))
 
 
@@ -179,3 +182,91 @@ def test_weights_stand_at_the_numbers_of_their_keys(path: str) -> None:
     ring = KeyRing(config_for(path, **{"keys.num_keys_max": 2}))
     assert ring.weights() == [1.0, 3.0, 1.0]
     assert ring.num_keys == 1
+
+
+def test_the_ring_is_what_was_written_and_a_write_that_fails_changes_nothing(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is read again afterwards: it could have another error by then, with the file changed already."""
+    add(path, "ann")
+    config = config_for(path)
+    ring = KeyRing(config)
+    reads = []
+    read = KeyFile.read
+
+    def count(file: KeyFile) -> Any:
+        assert not reads
+        reads.append(file)
+        return read(file)
+
+    monkeypatch.setattr(KeyFile, "read", count)
+    key = ring.add(config, "bob", "vip", is_admin=False, created="")
+    assert ring.find(key.encode()).name == "bob"
+    reads.clear()
+    assert ring.revoke(config, "ann")
+    assert [record.name for record in ring.records] == ["bob"]
+    before = Path(path).read_bytes()
+    Path(path + ".new").mkdir()
+    for change in (
+        lambda: ring.add(config, "eve", "vip", is_admin=False, created=""),
+        lambda: ring.revoke(config, "bob"),
+    ):
+        reads.clear()
+        with pytest.raises(ConfigError, match="cannot be written"):
+            change()
+        assert [record.name for record in ring.records] == ["bob"]
+        assert Path(path).read_bytes() == before
+
+
+def test_a_key_that_was_taken_out_by_hand_is_out_of_force_when_it_is_revoked(path: str) -> None:
+    key = add(path, "ann")
+    config = config_for(path)
+    ring = KeyRing(config)
+    assert KeyFile(path).revoke("ann")
+    assert not ring.revoke(config, "ann")
+    with pytest.raises(Unauthorized):
+        ring.find(key)
+
+
+def test_while_one_changes_the_file_another_waits_and_the_server_is_told_to_try_again(path: str) -> None:
+    """`lqs keys add` between the server's read and its write would bring back what was just revoked."""
+    add(path, "ann")
+    config = config_for(path)
+    ring = KeyRing(config)
+    waiting = threading.Thread(target=add, args=(path, "bob"))
+
+    def meanwhile(_: Any) -> None:
+        waiting.start()
+        for change in (
+            lambda: ring.revoke(config, "ann"),
+            lambda: ring.add(config, "eve", "vip", is_admin=False, created=""),
+        ):
+            with pytest.raises(ConfigError, match="try again"):
+                change()
+
+    assert KeyFile(path).revoke("ann", agree=meanwhile)
+    waiting.join(10)
+    assert [record.name for record in KeyFile(path).read()] == ["bob"]
+    assert [record.name for record in ring.records] == ["ann"]
+    assert not ring.revoke(config, "ann")
+
+
+def test_many_that_change_the_file_at_once_lose_nothing(path: str) -> None:
+    threads = [threading.Thread(target=add, args=(path, f"k{n}")) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert {record.name for record in KeyFile(path).read()} == {f"k{n}" for n in range(8)}
+
+
+def test_who_follows_is_told_each_weight_whenever_keys_or_tiers_change(path: str) -> None:
+    config = config_for(path)
+    ring = KeyRing(config)
+    told: dict[int, float] = {}
+    ring.follow(told.__setitem__)
+    ring.add(config, "ann", "vip", is_admin=False, created="")
+    assert told == {1: config.tiers["vip"].weight}
+    tiers = config.tiers | {"vip": msgspec.structs.replace(config.tiers["vip"], weight=9.0)}
+    ring.reload(msgspec.structs.replace(config, tiers=tiers))
+    assert told == {1: 9.0}

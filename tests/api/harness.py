@@ -126,6 +126,7 @@ class House:
         self.ring = KeyRing(self.config)
         observer = Switch()
         scheduler = make_scheduler(self.config, self.ring.weights())
+        self.ring.follow(scheduler.set_key_weight)
         outlook = make_outlook(self.config, scheduler)
         self.desk = Desk(scheduler, observer, door=make_door(self.config), outlook=outlook)
         self.prompts = Prompts(self.config.prompts)

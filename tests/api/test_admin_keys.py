@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lqs.admission.keys import KeyFile
-from tests.api.harness import House, driven
+from lqs.admission.key_file import KeyFile
+from tests.api.harness import House, driven, until
 
 LIMITS = {
     "all": {"of": "requests", "amount": 100},
@@ -142,3 +143,38 @@ def test_only_an_admin_key_may_and_nobody_where_there_are_none(method: str, path
         assert (call.status, call.error["code"]) == (409, "keys_not_configured")
 
     scene()
+
+
+@driven
+async def test_the_weight_that_is_shown_of_a_new_key_is_the_one_that_it_has(tmp_path: Path):
+    tiers = {"normal": {"level": 1}, "heavy": {"level": 1, "weight": 4.0}}
+    house = House(keys=["plain", "admin"], tmp_path=tmp_path, tiers=tiers)
+    (tmp_path / "keys").write_text((tmp_path / "keys").read_text().replace('"tier"', '"admin": true, "tier"'))
+    house.ring.reload(house.config)
+    made = (await house.ask("POST", "/admin/keys", {"name": "shop", "tier": "heavy"}, key="admin")).json
+    assert made["weight"] == 4.0
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
+    first = house.call("POST", "/v1/chat/completions", body, key="plain")
+    (handle,) = await house.starts()
+    # Those of either key wait while it runs.
+    calls = {}
+    for key in ("plain", made["key"]):
+        for _ in range(10):
+            calls[house.call("POST", "/v1/chat/completions", body, key=key).task] = key
+
+    def num_waiting() -> int:
+        house.turn()
+        return sum(level["num_waiting"] for level in house.desk.scheduler.snapshot()["levels"])
+
+    await until(lambda: num_waiting() == 20)
+    house.finish(handle, num_completion_tokens=8)
+    await first.done()
+    order = []
+    for _ in range(10):
+        (handle,) = await house.starts()
+        house.finish(handle, num_completion_tokens=8)
+        over, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        order += [calls.pop(task) for task in over]
+    assert order.count(made["key"]) >= 7
+    for task in calls:
+        task.cancel()

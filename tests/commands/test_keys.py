@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lqs.admission.keys import KeyFile
+from lqs.admission.key_file import KeyFile
 from lqs.cli import main
 
 

@@ -404,6 +404,33 @@ def test_a_request_that_no_device_slot_can_ever_hold_ends_at_once():
 # --- placement --------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("model", [0, 1])
+def test_a_key_is_charged_by_the_weight_that_it_has_now_with_every_model(model):
+    def run_all():
+        """Who starts, of ten of either key that wait, one at a time."""
+        sinks = {submit(scheduler, key, key=key, model=model): key for key in (0, 1) for _ in range(5)}
+        order = []
+        while sinks:
+            scheduler.round(0)
+            (handle,) = scheduler.take(model)
+            order.append(sinks.pop(handle))
+            scheduler.finish(handle, num_completion_tokens=20)
+            scheduler.end_step()
+            scheduler.round(0)
+            scheduler.poll()
+        return order
+
+    scheduler = make(slots=[(1000, 1), (1000, 1, 1)], level_caps=[12] * 8)
+    assert run_all()[:6].count(1) == 3
+    scheduler.set_key_weight(1, 4.0)
+    assert run_all()[:6].count(1) >= 4
+    scheduler.set_key_weight(1, 0.25)
+    assert run_all()[:6].count(1) <= 2
+    for key, weight, error in ((2, 1.0, IndexError), (0, 0.0, ValueError), (0, 1e5, ValueError)):
+        with pytest.raises(error):
+            scheduler.set_key_weight(key, weight)
+
+
 def test_the_device_slot_that_runs_least_for_its_weight_is_taken():
     scheduler = make(slots=[(1000, 4), (1000, 4, 0, 2.0)])
     for sink in range(6):

@@ -15,7 +15,8 @@ import pytest
 import uvloop
 
 from lqs import serve
-from lqs.admission.keys import KeyFile
+from lqs.admission.key_file import KeyFile
+from lqs.admission.keys import KeyRing
 from lqs.engine import plan
 from lqs.engine.synth import Recipe, parse_shape, write
 from lqs.errors import ConfigError, DeviceError, ModelFileError, StartError
@@ -223,6 +224,15 @@ def test_a_reload_with_no_plain_key_file_changes_nothing_and_none_is_told(
         server.reload()
         assert "nobody can come in" in capsys.readouterr().err
         keys.touch()
+
+
+def test_the_core_is_told_the_weight_of_a_key_that_is_made_later(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed = []
+    monkeypatch.setattr(KeyRing, "follow", lambda ring, tell: followed.append(tell))
+    server = build(config_for(model, **{"keys.file": str(tmp_path / "keys")}))
+    assert followed == [server._desk.scheduler.set_key_weight]
 
 
 def test_a_device_slot_that_cannot_be_opened_ends_the_server_with_1(model: str) -> None:
