@@ -75,19 +75,11 @@ def test_each_has_its_place_at_its_own_model_until_it_waits_no_more(num_before: 
     asyncio.run(scene())
 
 
-def test_asking_for_all_places_costs_little_more_for_each_of_many() -> None:
-    """Each open stream is told its place once a second, by the one thread that also serves."""
-
+def test_each_of_many_has_a_place_of_its_own() -> None:
     async def scene() -> None:
         holds, requests = Holds(Absent()), [request() for _ in range(NUM_WAITING)]  # type: ignore[arg-type]
         tasks = await _wait_all(holds, requests, SimpleNamespace(index=0))
-        # The CPU time of this thread alone: what runs beside it does not count.
-        began = time.thread_time_ns()
-        places = [holds.position(each) for each in requests]
-        took_ns = time.thread_time_ns() - began
-        assert places == list(range(1, NUM_WAITING + 1))
-        # A pass over the line for each is some 60 us each; a look-up is below 1 us.
-        assert took_ns < NUM_WAITING * 15_000
+        assert [holds.position(each) for each in requests] == list(range(1, NUM_WAITING + 1))
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
