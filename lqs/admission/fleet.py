@@ -134,7 +134,7 @@ class Fleet:
         name = served.name
         self._off.discard(name)
         self._failures.let_try(name)
-        self._residents.want(name, self._now_ns())
+        self._residents.want(name, self._now_ns(), is_order=True)
         self.tend()
 
     def unload(self, served: Served) -> None:
@@ -142,8 +142,8 @@ class Fleet:
         name = served.name
         if not served.is_on_demand:
             self._off.add(name)
-        self._residents.dismiss(name)
-        self._tell(name, self._refusal(served))
+        # Only one on demand is waited for: it comes back, as for those who come later.
+        self._residents.dismiss(name, is_wanted=bool(self._waiters.get(name)))
         self.tend()
 
     def figures(self, served: Served) -> ModelFigures:
@@ -257,7 +257,7 @@ class Fleet:
         name, now_ns = served.name, self._now_ns()
         wait_s = self._failures.end_badly(name, reason, now_ns)
         self._log.error("model not loaded", model=name, reason=reason, again_s=wait_s)
-        self._residents.gone(name, now_ns)
+        self._residents.failed(name, now_ns)
         self._tell(name, self._refusal(served))
         self.tend()
 

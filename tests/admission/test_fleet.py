@@ -84,6 +84,14 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
+async def use(shelf: Shelf, name: str) -> None:
+    """Bring a model, and hold it."""
+    user = shelf.wants(name)
+    await turns()
+    await shelf.end_load()
+    await user
+
+
 def played(scene: Callable[[Shelf], Any]) -> None:
     async def play() -> None:
         shelf = Shelf()
@@ -288,18 +296,51 @@ def test_a_model_that_an_admin_unloads_is_refused_until_it_is_loaded() -> None:
     played(scene)
 
 
-def test_who_asks_while_a_model_loads_only_to_leave_gets_it_when_it_comes_again() -> None:
+def test_all_who_wait_while_a_model_loads_only_to_leave_get_it_when_it_comes_again() -> None:
     async def scene(shelf: Shelf) -> None:
         first = shelf.wants("a")
         await turns()
         shelf.fleet.unload(shelf.served["a"])  # type: ignore[arg-type]
         second = shelf.wants("a")
         await shelf.end_load()
-        assert isinstance(first.exception(), RequestRefused)
+        assert not first.done()
         assert not second.done()
         await shelf.end_load()
-        assert second.result() is None
+        assert (first.result(), second.result()) == (None, None)
         assert shelf.deeds == ["lqs-load-a", "close a", "lqs-unload-a", "lqs-load-a"]
+
+    played(scene)
+
+
+def test_a_load_that_fails_after_an_unload_is_not_begun_again_with_nobody_waiting() -> None:
+    async def scene(shelf: Shelf) -> None:
+        first = shelf.wants("a")
+        await turns()
+        shelf.fleet.unload(shelf.served["a"])  # type: ignore[arg-type]
+        second = shelf.wants("a")
+        await turns()
+        await shelf.end_load(DeviceError("no room"))
+        for task in (first, second):
+            with pytest.raises(RequestRefused, match="could not be loaded"):
+                task.result()
+        assert shelf.deeds.count("lqs-load-a") == 1
+
+    played(scene)
+
+
+def test_a_model_that_an_admin_loads_comes_though_a_client_that_waited_for_it_leaves() -> None:
+    async def scene(shelf: Shelf) -> None:
+        await use(shelf, "a")
+        for change in (shelf.fleet.unload, shelf.fleet.load):
+            change(shelf.served["a"])  # type: ignore[arg-type]
+        client = shelf.wants("a")
+        await turns()
+        client.cancel()
+        await turns()
+        shelf.fleet.release(0)
+        await turns()
+        await shelf.end_load()
+        assert shelf.fleet.figures(shelf.served["a"]).standing == "ready"  # type: ignore[arg-type]
 
     played(scene)
 
@@ -321,17 +362,13 @@ def test_a_load_takes_back_an_unload_of_a_model_that_is_coming() -> None:
     played(scene)
 
 
-@pytest.mark.parametrize("how", ["unload", "fail"])
-def test_who_gives_up_in_the_same_turn_as_all_are_told_is_only_cancelled(how: str) -> None:
+def test_who_gives_up_in_the_same_turn_as_all_are_told_is_only_cancelled() -> None:
     async def scene(shelf: Shelf) -> None:
         waiting = [shelf.wants("a") for _ in range(3)]
         await turns()
         for task in waiting[:2]:
             task.cancel()
-        if how == "unload":
-            shelf.fleet.unload(shelf.served["a"])  # type: ignore[arg-type]
-        else:
-            shelf.fleet._fail(shelf.served["a"], "no room")  # type: ignore[arg-type]
+        shelf.fleet._fail(shelf.served["a"], "no room")  # type: ignore[arg-type]
         await turns()
         assert [task.cancelled() for task in waiting] == [True, True, False]
         assert isinstance(waiting[2].exception(), RequestRefused)

@@ -133,9 +133,108 @@ def test_a_load_that_failed_leaves_the_model_absent() -> None:
     box = Box()
     box.residents.want("a", 0)
     box.step()
-    box.residents.gone("a", 0)
+    box.residents.failed("a", 0)
     assert box.standing("a") is Standing.ABSENT
     assert box.want("a") == ["load a"]
+
+
+@pytest.mark.parametrize("is_order", [False, True])
+def test_a_load_that_failed_is_not_tried_again_for_who_wanted_it_when_it_was_to_leave(is_order: bool) -> None:
+    box = Box()
+    box.residents.want("a", 0)
+    box.step()
+    box.residents.dismiss("a")
+    box.residents.want("a", 1, is_order=is_order)
+    box.residents.failed("a", 2)
+    assert box.run() == []
+    assert (box.standing("a"), box.residents.has_line) == (Standing.ABSENT, False)
+
+
+def test_one_that_leaves_for_long_and_is_wanted_again_holds_nobody_up_who_fits_beside_it() -> None:
+    box = Box()
+    box.want("a")
+    box.used = {"a"}
+    box.residents.dismiss("a")
+    assert box.want("a") == []
+    assert box.want("b") == ["load b"]
+    # The next one lacks memory: what nobody uses leaves for it, and not what the first will have again.
+    assert box.want("c") == ["unload b", "load c"]
+    box.used = {"a", "c"}
+    assert box.want("b") == []
+    box.used = {"c"}
+    # Its own life first; nobody uses it here, so it leaves for the other.
+    assert box.run() == ["unload a", "load a", "unload a", "load b"]
+
+
+def test_one_that_leaves_and_is_wanted_again_keeps_its_place_and_gives_nobody_its_memory() -> None:
+    """The patience of who waits behind it closes another one."""
+    box = Box()
+    for name in "ab":
+        box.want(name)
+    box.used = {"a", "b"}
+    box.residents.dismiss("a")
+    for name in "ac":
+        box.want(name)
+    box.now_ns += PATIENCE
+    assert box.run() == []
+    assert [box.standing(name) for name in "abc"] == [Standing.CLOSED, Standing.CLOSED, Standing.WAITING]
+    box.used = {"a"}
+    assert box.run() == ["unload b", "load c"]
+    box.used = {"c"}
+    assert box.run() == ["unload a", "load a"]
+
+
+def test_what_nobody_uses_leaves_at_once_though_one_that_is_used_was_told_to_leave() -> None:
+    box = Box()
+    for name in "ab":
+        box.want(name)
+    box.used = {"a"}
+    box.residents.dismiss("a")
+    assert box.want("c") == ["unload b", "load c"]
+
+
+def test_what_an_admin_ordered_comes_though_a_client_that_waited_too_has_left() -> None:
+    box = Box(room=1)
+    box.want("a")
+    box.used = {"a"}
+    # It waits for memory, or for the end of what it is told to leave for.
+    box.residents.want("b", 0, is_order=True)
+    box.residents.want("b", 1)
+    box.residents.forget("b")
+    assert box.standing("b") is Standing.WAITING
+    box.residents.dismiss("a")
+    box.residents.want("a", 2)
+    box.residents.want("a", 2, is_order=True)
+    box.residents.forget("a")
+    box.used = set()
+    assert box.run() == ["unload a", "load b", "unload b", "load a"]
+    # An order is done once: what is wanted later is forgotten as ever.
+    box.used = {"a"}
+    box.want("b")
+    box.residents.forget("b")
+    assert box.standing("b") is Standing.ABSENT
+
+
+def test_an_order_is_taken_back_by_an_unload() -> None:
+    box = Box(room=1)
+    box.want("a")
+    box.used = {"a"}
+    box.residents.want("b", 0, is_order=True)
+    box.residents.dismiss("b")
+    assert (box.standing("b"), box.residents.has_line) == (Standing.ABSENT, False)
+
+
+def test_who_waits_for_one_that_is_told_to_leave_keeps_its_place() -> None:
+    box = Box(room=1)
+    box.want("a")
+    box.used = {"a"}
+    for name in "bc":
+        box.want(name)
+    box.residents.dismiss("b", is_wanted=True)
+    box.used = set()
+    assert box.run() == ["unload a", "load b", "unload b", "load c"]
+    box.residents.dismiss("c", is_wanted=True)
+    assert box.run() == ["unload c", "load c"]
 
 
 def test_an_admin_may_send_any_model_away_and_bring_it_back() -> None:
