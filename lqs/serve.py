@@ -29,7 +29,7 @@ from lqs.engine import library
 from lqs.engine.catalog import catalog_of
 from lqs.engine.drill import Break
 from lqs.engine.store import Store, store_folder
-from lqs.errors import StartError
+from lqs.errors import StartError, place_of
 from lqs.guard import Guard, make_actions
 from lqs.leave import LAST_WORDS_S, announce, make_control, take_leave
 from lqs.listen import HttpServer, make_http, url_of
@@ -40,7 +40,7 @@ from lqs.observe.door import door_log
 from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
 from lqs.parent import has_supervisor
-from lqs.process import Hangup, in_thread, leave, place_of, raise_file_limit, run_with_signals
+from lqs.process import Hangup, in_thread, leave, raise_file_limit, run_with_signals
 from lqs.reload import Reloader
 from lqs.scheduling.core import make_door, make_scheduler
 from lqs.scheduling.desk import Desk

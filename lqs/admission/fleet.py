@@ -18,9 +18,10 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from lqs.admission.errands import Errands
 from lqs.admission.failures import Failures
 from lqs.engine.residents import Deed, Residents, Standing
-from lqs.errors import RequestRefused, StartError
+from lqs.errors import RequestRefused, StartError, place_of
 from lqs.observe.log import Log
 from lqs.observe.models import ModelFigures
 
@@ -36,10 +37,6 @@ _EMPTY_POLL_S = 0.02
 
 # Calls a function in a thread of its own, under a name.
 InThread = Callable[[Callable[[], Any], str], Awaitable[Any]]
-
-
-class LoadFailed(RequestRefused):
-    """The model could not be loaded."""
 
 
 class Fleet:
@@ -71,7 +68,7 @@ class Fleet:
         self._waiters: defaultdict[str, list[asyncio.Future[None]]] = defaultdict(list)
         self._failures = Failures()
         self._off: set[str] = set()  # An admin unloaded them: they do not come by themselves.
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._errands = Errands()
         self._is_closed = False
         self._num_loads: Counter[str] = Counter()
         self._num_unloads: Counter[str] = Counter()
@@ -172,22 +169,15 @@ class Fleet:
             deed = self._load(served) if step.deed is Deed.LOAD else self._unload(served)
             # At once, and not when the task has its turn: it is asked for meanwhile.
             served.is_absent = served.is_absent and step.deed is not Deed.LOAD
-            task = asyncio.get_running_loop().create_task(deed)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._errands.start(deed)
             self._let_in()
         self._let_in()
 
     async def close(self) -> None:
         """Begin nothing more, and wait a while for what libllama works on; then that is left to its thread."""
         self._is_closed = True
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._close_s)
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
+        if not await self._errands.close(self._close_s):
             self.hung.append("lqs-load")
-            await asyncio.wait(self._tasks)
 
     def _is_put_off(self, served: Served, now_ns: int) -> bool:
         """Whether a load failed a short while ago, and another would read the same file again."""
@@ -244,9 +234,10 @@ class Fleet:
             plan = await self._in_thread(partial(self._plan, served), f"lqs-plan-{name}"[:15])
             self._models.replan(served, plan)
             await self._in_thread(load, f"lqs-load-{name}"[:15])
-        except StartError as error:
-            await self._leave(served)
-            self._fail(served, str(error))
+        except Exception as error:
+            # Whatever it is, those who wait are told, and the next model can come.
+            await self._try_leave(served)
+            self._fail(served, str(error) if isinstance(error, StartError) else place_of(error))
             return
         self._failures.end_well(name)
         self._residents.loaded(name, self._now_ns())
@@ -261,6 +252,14 @@ class Fleet:
         self._tell(name, self._refusal(served))
         self.tend()
 
+    async def _try_leave(self, served: Served) -> bool:
+        """Give back all that can be given back; False if something may be left."""
+        try:
+            return await self._leave(served)
+        except Exception as error:
+            self._log.error("failed to unload, please report it", model=served.name, reason=place_of(error))
+            return False
+
     async def _leave(self, served: Served) -> bool:
         """Give back all that a model takes."""
         name = served.name
@@ -274,10 +273,10 @@ class Fleet:
 
     async def _unload(self, served: Served) -> None:
         name = served.name
-        if await self._leave(served):
+        if await self._try_leave(served):
             self._log.info("unloaded", model=name)
         else:
-            self._log.error("unloaded, but its memory is not free: a thread stands in it", model=name)
+            self._log.error("unloaded, but its memory is not free: a thread may stand in it", model=name)
         self._residents.gone(name, self._now_ns())
         self.tend()
 
@@ -285,12 +284,12 @@ class Fleet:
         """Why a model is not there, for a client."""
         name, now_ns = served.name, self._now_ns()
         if name in self._off:
-            return LoadFailed("no_device", "The model is not loaded.", retry_after_s=_OFF_RETRY_S)
+            return RequestRefused("no_device", "The model is not loaded.", retry_after_s=_OFF_RETRY_S)
         left_s = self._failures.left_s(name, now_ns)
         # Another than on demand does not come by itself when the wait is over.
         is_given_up = not served.is_on_demand and self._residents.standing(name) is Standing.ABSENT
         if left_s > 0 or is_given_up:
             wait_s = left_s if left_s > 0 else _OFF_RETRY_S
-            return LoadFailed("no_device", "The model could not be loaded.", retry_after_s=wait_s)
+            return RequestRefused("no_device", "The model could not be loaded.", retry_after_s=wait_s)
         wait_s = served.load_time_left_s(now_ns)
-        return LoadFailed("model_loading", "The model is loading.", retry_after_s=wait_s)
+        return RequestRefused("model_loading", "The model is loading.", retry_after_s=wait_s)

@@ -35,6 +35,7 @@ class Shelf:
         }  # fmt: skip
         self.deeds: list[str] = []
         self.is_empty_now = True
+        self.broken: dict[str, Exception] = {}  # What a thread raises, by the beginning of its name.
         models = SimpleNamespace(
             names=lambda: list("abz"), all=lambda: list(self.served.values()), find=self.served.get,
             replan=lambda served, plan: None, load_one=lambda served, tell: None,
@@ -54,6 +55,8 @@ class Shelf:
         self.residents.loaded("z", self.now_ns)
 
     async def _in_thread(self, function: Callable[[], Any], name: str) -> Any:
+        for beginning in [each for each in self.broken if name.startswith(each)]:
+            raise self.broken.pop(beginning)
         if name.startswith("lqs-plan"):
             return None
         self.deeds.append(name)
@@ -207,6 +210,43 @@ def test_a_load_that_fails_is_told_to_all_and_tried_again_after_a_while() -> Non
         await shelf.end_load()
         assert again.done()
         assert shelf.deeds.count("lqs-load-a") == 2
+
+    played(scene)
+
+
+@pytest.mark.parametrize("where", ["lqs-plan", "lqs-load", "lqs-unload"])
+def test_what_nobody_foresaw_in_a_load_or_unload_is_told_and_the_next_model_comes(where: str) -> None:
+    async def scene(shelf: Shelf) -> None:
+        shelf.broken = {where: MemoryError("secret")}
+        if where == "lqs-unload":
+            await use(shelf, "a")
+            shelf.fleet.release(0)
+        else:
+            first = shelf.wants("a")
+            await turns()
+            with pytest.raises(RequestRefused, match="could not be loaded"):
+                first.result()
+            assert "MemoryError in _in_thread, test_fleet.py" in str(shelf.fleet.figures(shelf.served["a"]).failure)  # type: ignore[arg-type]
+        second = shelf.wants("b")
+        await turns()
+        await shelf.end_load()
+        assert second.result() is None
+        assert shelf.fleet.figures(shelf.served["a"]).standing == "absent"  # type: ignore[arg-type]
+        assert "MemoryError in _in_thread, test_fleet.py" in shelf.log.getvalue()
+        assert "secret" not in shelf.log.getvalue()
+
+    played(scene)
+
+
+def test_a_load_whose_remains_cannot_be_given_back_is_told_all_the_same() -> None:
+    async def scene(shelf: Shelf) -> None:
+        shelf.broken = {"lqs-load": DeviceError("no room"), "lqs-unload": OSError()}
+        first = shelf.wants("a")
+        await turns()
+        with pytest.raises(RequestRefused, match="could not be loaded"):
+            first.result()
+        assert shelf.fleet.figures(shelf.served["a"]).failure == "no room"  # type: ignore[arg-type]
+        assert 'failed to unload, please report it model=a reason="OSError in' in shelf.log.getvalue()
 
     played(scene)
 
