@@ -292,6 +292,85 @@ def test_in_any_order_of_things_the_bound_holds_and_everybody_has_a_turn(seed: i
     assert all(box.now_ns - since_ns <= 6 * (PATIENCE + 32 * S) for since_ns in wanted_ns.values())
 
 
+class Crowd(Box):
+    """Clients that come and give up, admins that load and unload; deeds end when the test likes, loads also badly."""
+
+    def __init__(self) -> None:
+        super().__init__(room=5, num=6)
+        self.models = {
+            name: Resident({"m": size}, is_pinned=False)
+            for name, size in zip("abcdef", (1, 1, 2, 2, 3, 5), strict=True)
+        }
+        self.residents = Residents(self.models, {"m": 5}, PATIENCE)
+        self.waiting: set[str] = set()
+        self.ordered: set[str] = set()
+        self.busy: list[Step] = []
+
+    def do(self, num: int, name: str) -> None:
+        """One of the things that may come at any time."""
+        if num < 2:
+            self.waiting.add(name)
+            self.residents.want(name, self.now_ns)
+        elif num == 2:
+            self.ordered.add(name)
+            self.residents.want(name, self.now_ns, is_order=True)
+        elif num == 3 and name in self.waiting:
+            self.waiting.discard(name)
+            self.residents.forget(name)
+        elif num == 4:
+            self.ordered.discard(name)
+            self.residents.dismiss(name, is_wanted=name in self.waiting)
+        elif num == 5:
+            self.used.discard(name)
+
+    def end(self, num: int, *, is_well: bool) -> None:
+        """One of the deeds under way is done."""
+        deed, name = self.busy.pop(num)
+        if deed is Deed.UNLOAD:
+            self.residents.gone(name, self.now_ns)
+        elif is_well:
+            self.residents.loaded(name, self.now_ns)
+        else:
+            self.residents.failed(name, self.now_ns)
+            self.waiting.discard(name)
+            self.ordered.discard(name)
+
+    def go_on(self) -> None:
+        """Let in who may, and begin what is due."""
+        self.let_in()
+        while (step := self.step()) is not None:
+            assert step.deed is Deed.LOAD or step.name not in self.used
+            self.busy.append(step)
+            self.let_in()
+        there = [each for each in self.models.values() if each.standing not in (Standing.ABSENT, Standing.WAITING)]
+        assert sum(each.takes["m"] for each in there) <= 5
+        assert sum(step.deed is Deed.LOAD for step in self.busy) <= 1
+
+    def let_in(self) -> None:
+        there = {name for name in self.models if self.residents.may_use(name)}
+        self.used |= self.waiting & there
+        self.waiting -= there
+        self.ordered -= there
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_in_any_order_of_unloads_orders_and_failures_the_bound_holds_and_nobody_is_forgotten(seed: int) -> None:
+    """At last nothing new comes, and all that is wanted still does."""
+    rng, crowd = random.Random(seed), Crowd()
+    for _ in range(2000):
+        crowd.now_ns += rng.randrange(1, 3 * S)
+        crowd.do(rng.randrange(8), rng.choice("abcdef"))
+        if crowd.busy and rng.random() < 0.3:
+            crowd.end(rng.randrange(len(crowd.busy)), is_well=rng.random() < 0.8)
+        crowd.go_on()
+    for _ in range(50):
+        crowd.used.clear()
+        while crowd.busy:
+            crowd.end(0, is_well=True)
+        crowd.go_on()
+    assert (crowd.waiting, crowd.ordered, crowd.busy, crowd.residents.has_line) == (set(), set(), [], False)
+
+
 def test_one_that_is_wanted_again_while_it_loads_only_to_leave_leaves_and_comes_again() -> None:
     box = Box()
     box.residents.want("a", 0)
