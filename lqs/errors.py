@@ -8,6 +8,8 @@ line prints its sentence and leaves with its exit code.
 from __future__ import annotations
 
 import math
+import os
+import traceback
 
 RETRY_AFTER_S_MIN = 1.0
 # The stock OpenAI client does not wait for longer than this, it gives up instead.
@@ -242,6 +244,12 @@ class NoRoom(DeviceError):
 def is_overload(reason: str) -> bool:
     """Whether a refusal for this reason says that there is more than the server can do; a key's limit does not."""
     return _STATUS_OF_REASON.get(reason) == 429 and reason != "rate_limit_exceeded"
+
+
+def place_of(error: BaseException) -> str:
+    """The kind of an error and where it came from. Not what it says: that may quote anything."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__} in {last.name}, {os.path.basename(last.filename)}:{last.lineno}"
 
 
 def clamp_retry_after(seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""Watches a load that runs in a thread: whether it gets on."""
+"""Watches a load that runs in a thread: whether it gets on, and at the end whether it is over."""
 
 from __future__ import annotations
 
@@ -36,3 +36,14 @@ async def watch_load(
     finally:
         stop.cancel()
     return loading.done()
+
+
+async def end_load(loading: asyncio.Future[Any], limit_s: float) -> bool:
+    """Wait a while for a load, for nothing can break off a native one; False if it is left to its thread."""
+    await asyncio.wait((loading,), timeout=limit_s)
+    if not loading.done():
+        loading.cancel()
+        return False
+    # It was told already where it failed before the stop. After it nobody needs it any more.
+    loading.exception()
+    return True

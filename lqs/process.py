@@ -8,7 +8,6 @@ import resource
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
@@ -41,12 +40,6 @@ def leave(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def place_of(error: BaseException) -> str:
-    """The kind of an error and where it came from. Not what it says: that may quote anything."""
-    *_, last = traceback.extract_tb(error.__traceback__)
-    return f"{type(error).__name__} in {last.name}, {os.path.basename(last.filename)}:{last.lineno}"
 
 
 async def in_thread(function: Callable[[], T], name: str) -> T:

@@ -30,18 +30,18 @@ from lqs.engine.budget import wanted_on_demand
 from lqs.engine.catalog import catalog_of
 from lqs.engine.drill import Break
 from lqs.engine.store import Store, store_folder
-from lqs.errors import StartError
+from lqs.errors import StartError, place_of
 from lqs.guard import Guard, make_actions
 from lqs.leave import LAST_WORDS_S, announce, make_control, take_leave
 from lqs.listen import HttpServer, make_http, url_of
-from lqs.load_watch import watch_load
+from lqs.load_watch import end_load, watch_load
 from lqs.machinery import Machinery, make_machinery
 from lqs.observe.alerts import Alerts, Switch
 from lqs.observe.door import door_log
 from lqs.observe.log import Log
 from lqs.observe.metrics import Metrics
 from lqs.parent import has_supervisor
-from lqs.process import Hangup, in_thread, leave, place_of, raise_file_limit, run_with_signals
+from lqs.process import Hangup, in_thread, leave, raise_file_limit, run_with_signals
 from lqs.reload import Reloader
 from lqs.scheduling.core import make_door, make_scheduler
 from lqs.scheduling.desk import Desk
@@ -89,6 +89,7 @@ class Server:
         self._end_wanted = asyncio.Event()
         self._http: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._loading: asyncio.Future[Any] | None = None
         self._collector = Collector()
         self.port = 0
         self.is_listening = asyncio.Event()
@@ -161,24 +162,21 @@ class Server:
         loop = asyncio.get_running_loop()
         self._desk.start(loop)
         load = partial(self._models.load_residents, loop.call_soon_threadsafe)
-        loading = asyncio.ensure_future(in_thread(load, "lqs-load"))
+        self._loading = asyncio.ensure_future(in_thread(load, "lqs-load"))
         try:
             is_loaded = await watch_load(
-                loading,
+                self._loading,
                 self._end_wanted,
                 progress=lambda: self._models.load_progress,
                 name=str(self._models.path),
                 limit_s=self._config.engine.stall_s * _LOAD_STALLS,
             )
         finally:
-            if not loading.done():
-                # Nothing can break off a native load; what it works on is left to its thread.
-                self.hung.append("lqs-load")
+            if not self._loading.done():
                 self._gate.drain(time.monotonic_ns())
         if not is_loaded:
-            loading.cancel()
             return False
-        loading.result()
+        self._loading.result()
         await in_thread(partial(self._collector.start, time.monotonic_ns()), "lqs-load")
         return True
 
@@ -193,6 +191,8 @@ class Server:
         self._prompts.close()
         await self._fleet.close()
         self.hung += self._fleet.hung
+        if self._loading is not None and not await end_load(self._loading, limit_s):
+            self.hung.append("lqs-load")
         # Threads are joined, which blocks the loop; nobody needs it any more.
         if "lqs-load" not in self.hung and not (self._keeper.close() and self._models.close(limit_s)):
             self.hung.append("workers")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
+from lqs.errors import place_of
 from lqs.observe.log import Log
-from lqs.process import place_of
 
 T = TypeVar("T")
 

@@ -18,9 +18,10 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from lqs.admission.errands import Errands
 from lqs.admission.failures import Failures, InThread
 from lqs.engine.residents import Deed, Residents, Standing
-from lqs.errors import RequestRefused, StartError
+from lqs.errors import RequestRefused, StartError, place_of
 from lqs.observe.log import Log
 from lqs.observe.models import ModelFigures
 
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
 _OFF_RETRY_S = 30.0
 # How often a model that is to leave is asked whether it is empty.
 _EMPTY_POLL_S = 0.02
-
-
-class LoadFailed(RequestRefused):
-    """The model could not be loaded."""
 
 
 class Fleet:
@@ -68,7 +65,7 @@ class Fleet:
         self._waiters: defaultdict[str, list[asyncio.Future[None]]] = defaultdict(list)
         self._failures = Failures(in_thread, log)
         self._off: set[str] = set()  # An admin unloaded them: they do not come by themselves.
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._errands = Errands()
         self._is_closed = False
         self._num_loads: Counter[str] = Counter()
         self._num_unloads: Counter[str] = Counter()
@@ -131,7 +128,7 @@ class Fleet:
         name = served.name
         self._off.discard(name)
         self._failures.let_try(name)
-        self._residents.want(name, self._now_ns())
+        self._residents.want(name, self._now_ns(), is_order=True)
         self.tend()
 
     def unload(self, served: Served) -> None:
@@ -139,8 +136,8 @@ class Fleet:
         name = served.name
         if not served.is_on_demand:
             self._off.add(name)
-        self._residents.dismiss(name)
-        self._tell(name, self._refusal(served))
+        # Only one on demand is waited for: it comes back, as for those who come later.
+        self._residents.dismiss(name, is_wanted=bool(self._waiters.get(name)))
         self.tend()
 
     def figures(self, served: Served) -> ModelFigures:
@@ -170,9 +167,7 @@ class Fleet:
             deed = self._load(served) if step.deed is Deed.LOAD else self._unload(served)
             # At once, and not when the task has its turn: it is asked for meanwhile.
             served.is_absent = served.is_absent and step.deed is not Deed.LOAD
-            task = asyncio.get_running_loop().create_task(deed)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._errands.start(deed)
             self._let_in()
         self._let_in()
 
@@ -180,13 +175,8 @@ class Fleet:
         """Begin nothing more, and wait a while for what libllama works on; then that is left to its thread."""
         self._is_closed = True
         self._failures.close()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._close_s)
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
+        if not await self._errands.close(self._close_s):
             self.hung.append("lqs-load")
-            await asyncio.wait(self._tasks)
 
     def _is_used(self, name: str) -> bool:
         return self._holds[name] > 0
@@ -226,15 +216,16 @@ class Fleet:
         name, loop = served.name, asyncio.get_running_loop()
         self._num_loads[name] += 1
         self._log.info("loading", model=name)
-        await self._failures.begin(served)
         load = partial(self._models.load_one, served, loop.call_soon_threadsafe)
         try:
+            await self._failures.begin(served)
             plan = await self._in_thread(partial(self._plan, served), f"lqs-plan-{name}"[:15])
             self._models.replan(served, plan)
             await self._in_thread(load, f"lqs-load-{name}"[:15])
-        except StartError as error:
-            await self._leave(served)
-            self._fail(served, str(error))
+        except Exception as error:
+            # Whatever it is, those who wait are told, and the next model can come.
+            await self._try_leave(served)
+            self._fail(served, str(error) if isinstance(error, StartError) else place_of(error))
             return
         self._failures.end_well(name)
         self._residents.loaded(name, self._now_ns())
@@ -245,9 +236,17 @@ class Fleet:
         name, now_ns = served.name, self._now_ns()
         wait_s = self._failures.end_badly(name, reason, now_ns)
         self._log.error("model not loaded", model=name, reason=reason, again_s=wait_s)
-        self._residents.gone(name, now_ns)
+        self._residents.failed(name, now_ns)
         self._tell(name, self._refusal(served))
         self.tend()
+
+    async def _try_leave(self, served: Served) -> bool:
+        """Give back all that can be given back; False if something may be left."""
+        try:
+            return await self._leave(served)
+        except Exception as error:
+            self._log.error("failed to unload, please report it", model=served.name, reason=place_of(error))
+            return False
 
     async def _leave(self, served: Served) -> bool:
         """Give back all that a model takes."""
@@ -261,12 +260,12 @@ class Fleet:
 
     async def _unload(self, served: Served) -> None:
         name = served.name
-        has_left = await self._leave(served)
+        has_left = await self._try_leave(served)
         self._num_unloads[name] += 1
         if has_left:
             self._log.info("unloaded", model=name)
         else:
-            self._log.error("unloaded, but its memory is not free: a thread stands in it", model=name)
+            self._log.error("unloaded, but its memory is not free: a thread may stand in it", model=name)
         self._residents.gone(name, self._now_ns())
         self.tend()
 
@@ -274,12 +273,12 @@ class Fleet:
         """Why a model is not there, for a client."""
         name, now_ns = served.name, self._now_ns()
         if name in self._off:
-            return LoadFailed("no_device", "The model is not loaded.", retry_after_s=_OFF_RETRY_S)
+            return RequestRefused("no_device", "The model is not loaded.", retry_after_s=_OFF_RETRY_S)
         left_s = self._failures.left_s(name, now_ns)
         # Another than on demand does not come by itself when the wait is over.
         is_given_up = not served.is_on_demand and self._residents.standing(name) is Standing.ABSENT
         if left_s > 0 or is_given_up:
             wait_s = left_s if left_s > 0 else _OFF_RETRY_S
-            return LoadFailed("no_device", "The model could not be loaded.", retry_after_s=wait_s)
+            return RequestRefused("no_device", "The model could not be loaded.", retry_after_s=wait_s)
         wait_s = served.load_time_left_s(now_ns)
-        return LoadFailed("model_loading", "The model is loading.", retry_after_s=wait_s)
+        return RequestRefused("model_loading", "The model is loading.", retry_after_s=wait_s)

@@ -47,11 +47,12 @@ def check_budget(entries: Sequence[Entry], plans: Sequence[Plan]) -> None:
         for pool, takes in plan.takes.items():
             if not entry.model.on_demand or pool not in room or stay[pool] + takes <= room[pool]:
                 continue
-            least = -(-(stay[pool] + takes) // _MB)
+            takes_mb, stay_mb = -(-takes // _MB), -(-stay[pool] // _MB)
             raise ConfigError(
-                f"engine.loaded_mb: {entry.name} can never be loaded. It takes {-(-takes // _MB)} MB of {where(pool)} "
-                f"and the models that stay {-(-stay[pool] // _MB)} MB; {max(room[pool], 0) // _MB} MB are for all. "
-                f"Set at least {least}, or 0 for what is free; or less engine.ctx or models.{entry.name}.ctx."
+                f"engine.loaded_mb: {entry.name} can never be loaded. It takes {takes_mb} MB of {where(pool)} "
+                f"and the models that stay {stay_mb} MB; {max(room[pool], 0) // _MB} MB are for all. "
+                f"Set at least {takes_mb + stay_mb}, or 0 for what is free; or less engine.ctx "
+                f"or models.{entry.name}.ctx."
             )
 
 

@@ -14,6 +14,9 @@ the one that was used least lately is closed to newcomers once the first has wai
 runs empty, and leaves. Newcomers of a closed model wait at the end of the same line, so with more models in
 use than memory for them each has its turn in rounds.
 
+A model in the line that is still on its way out has its memory, and it keeps that for its next life: who comes
+behind it is not held up by it, and loads where there is room beside it.
+
 One load runs at a time: two that are decided at once would count on the same memory.
 """
 
@@ -61,6 +64,7 @@ class Resident:
     used_ns: int = 0
     waits_since_ns: int = 0
     is_leaving: bool = False  # It was told to.
+    is_ordered: bool = False  # An admin wants it, whoever else waits for it.
     has_come: bool = False  # A device slot takes work, though its load may go on.
 
 
@@ -91,8 +95,11 @@ class Residents:
         is_coming = model.standing is Standing.LOADING and model.has_come and not model.is_leaving
         return model.standing is Standing.READY or is_coming
 
-    def want(self, name: str, now_ns: int) -> None:
-        """Somebody waits for it. Nothing happens if it is there, or comes already and stays."""
+    def want(self, name: str, now_ns: int, *, is_order: bool = False) -> None:
+        """Somebody waits for it. Nothing happens if it is there, or comes already and stays.
+
+        An admin's order stays until it is loaded, or told to leave.
+        """
         model = self._models[name]
         if model.standing is Standing.ABSENT:
             model.standing, model.waits_since_ns = Standing.WAITING, now_ns
@@ -100,23 +107,32 @@ class Residents:
         elif self._is_going(model) and name not in self._line:
             model.waits_since_ns = now_ns
             self._line.append(name)
+        model.is_ordered = model.is_ordered or (is_order and name in self._line)
 
     def use(self, name: str, now_ns: int) -> None:
         """Somebody uses it."""
         self._models[name].used_ns = now_ns
 
     def forget(self, name: str) -> None:
-        """Nobody waits for it any more."""
+        """Nobody waits for it any more. It still comes if an admin ordered it."""
         model = self._models[name]
-        if name in self._line:
-            self._line.remove(name)
+        if model.is_ordered:
+            return
+        self._drop(name)
         if model.standing is Standing.WAITING:
             model.standing = Standing.ABSENT
 
-    def dismiss(self, name: str) -> None:
-        """It is to leave as soon as nobody uses it, pinned or not, and nobody new may use it."""
-        self.forget(name)
+    def dismiss(self, name: str, *, is_wanted: bool = False) -> None:
+        """It is to leave as soon as nobody uses it, pinned or not, and nobody new may use it.
+
+        Those who wait for it, if it `is_wanted`, do so until it has come again.
+        """
         model = self._models[name]
+        model.is_ordered = False
+        if not is_wanted:
+            self.forget(name)
+        elif name not in self._line:
+            self._line.append(name)
         if model.standing in _THERE:
             model.standing = Standing.CLOSED
         model.is_leaving = model.standing in _IN_MEMORY
@@ -132,32 +148,30 @@ class Residents:
         model.used_ns = now_ns
 
     def gone(self, name: str, now_ns: int) -> None:
-        """It is not in memory any more, or its load has failed. Who wanted it meanwhile is in the line."""
+        """It is not in memory any more. Who wanted it meanwhile is in the line."""
         model = self._models[name]
         model.is_leaving = model.has_come = False
         model.standing = Standing.WAITING if name in self._line else Standing.ABSENT
         model.waits_since_ns = now_ns
 
+    def failed(self, name: str, now_ns: int) -> None:
+        """Its load has failed, for whoever wanted it, also for those who did when it was told to leave."""
+        self._drop(name)
+        self.gone(name, now_ns)
+
     def next(self, is_used: Callable[[str], bool], now_ns: int) -> Step | None:
-        """What to do now, if anything. Asked again after each change, and when `due_ns` has come."""
+        """What to do now, if anything. Asked again after each change, and now and then: somebody's patience ends."""
         for name, model in self._models.items():
             if model.standing is Standing.CLOSED and not is_used(name):
                 return self._unload(name)
         self._reopen()
-        if not self._line or self._is_loading:
+        # Those before it are on the way out: they have the memory for their next life.
+        first = next((name for name in self._line if self._models[name].standing is Standing.WAITING), None)
+        if first is None or self._is_loading:
             return None
-        first = self._models[self._line[0]]
-        if first.standing is not Standing.WAITING:
-            # It is on the way out, and comes in again next.
-            return None
-        if self._fits(first, self._used):
-            return self._load(self._line.pop(0))
+        if self._fits(self._models[first], self._used):
+            return self._load(first)
         return self._make_room(first, is_used, now_ns)
-
-    def due_ns(self) -> int | None:
-        """When somebody's patience is over."""
-        waits = [self._models[name].waits_since_ns for name in self._line[:1]]
-        return waits[0] + self._patience_ns if waits else None
 
     @property
     def has_line(self) -> bool:
@@ -182,27 +196,34 @@ class Residents:
             used.get(pool, 0) + takes <= self._room[pool] for pool, takes in model.takes.items() if pool in self._room
         )
 
-    def _make_room(self, first: Resident, is_used: Callable[[str], bool], now_ns: int) -> Step | None:
-        """One more leaves, or is closed, of those whose memory the first lacks."""
+    def _make_room(self, first: str, is_used: Callable[[str], bool], now_ns: int) -> Step | None:
+        """One more leaves, or is closed, of those whose memory the first that waits lacks."""
+        if any(model.standing is Standing.UNLOADING for model in self._models.values()):
+            # It may be enough.
+            return None
+        model, used = self._models[first], self._used
         lacking = [
             pool
-            for pool, takes in first.takes.items()
-            if pool in self._room and self._used.get(pool, 0) + takes > self._room[pool]
+            for pool, takes in model.takes.items()
+            if pool in self._room and used.get(pool, 0) + takes > self._room[pool]
         ]
-        if any(model.standing in (Standing.CLOSED, Standing.UNLOADING) for model in self._models.values()):
-            # Somebody is on the way out; it may be enough.
-            return None
         may_leave = sorted(
-            (model.used_ns, name)
-            for name, model in self._models.items()
-            if model.standing is Standing.READY and not model.is_pinned and any(map(model.takes.get, lacking))
+            (other.used_ns, name)
+            for name, other in self._models.items()
+            if other.standing is Standing.READY and not other.is_pinned and any(map(other.takes.get, lacking))
         )
         unused = [name for _, name in may_leave if not is_used(name)]
         if unused:
             return self._unload(unused[0])
-        if may_leave and now_ns - first.waits_since_ns >= self._patience_ns:
+        is_over = now_ns - model.waits_since_ns >= self._patience_ns
+        if may_leave and is_over and not self._is_one_closed_for(first):
             self._models[may_leave[0][1]].standing = Standing.CLOSED
         return None
+
+    def _is_one_closed_for(self, first: str) -> bool:
+        """Whether somebody runs empty whose memory it may have; those before it in the line keep theirs."""
+        before = self._line[: self._line.index(first)]
+        return any(model.standing is Standing.CLOSED and name not in before for name, model in self._models.items())
 
     def _reopen(self) -> None:
         """Those that were closed stay after all where nobody waits for their memory before themselves."""
@@ -212,9 +233,16 @@ class Residents:
                 return
             if model.standing is Standing.CLOSED and not model.is_leaving:
                 model.standing = Standing.READY
-                self.forget(name)
+                self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        """It has no place in the line any more."""
+        if name in self._line:
+            self._line.remove(name)
+        self._models[name].is_ordered = False
 
     def _load(self, name: str) -> Step:
+        self._drop(name)
         self._models[name].standing = Standing.LOADING
         return Step(Deed.LOAD, name)
 

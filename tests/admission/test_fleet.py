@@ -37,6 +37,7 @@ class Shelf:
         self.is_empty_now = True
         self.is_disk_hung = False
         self.num_looks = 0
+        self.broken: dict[str, Exception] = {}  # What a thread raises, by the beginning of its name.
         models = SimpleNamespace(
             names=lambda: list("abz"), all=lambda: list(self.served.values()), find=self.served.get,
             replan=lambda served, plan: None, load_one=lambda served, tell: None,
@@ -56,6 +57,8 @@ class Shelf:
         self.residents.loaded("z", self.now_ns)
 
     async def _in_thread(self, function: Callable[[], Any], name: str) -> Any:
+        for beginning in [each for each in self.broken if name.startswith(each)]:
+            raise self.broken.pop(beginning)
         if name.startswith("lqs-plan"):
             return None
         if name.startswith("lqs-look"):
@@ -94,6 +97,14 @@ async def turns() -> None:
     """Let everything go on that can."""
     for _ in range(20):
         await asyncio.sleep(0)
+
+
+async def use(shelf: Shelf, name: str) -> None:
+    """Bring a model, and hold it."""
+    user = shelf.wants(name)
+    await turns()
+    await shelf.end_load()
+    await user
 
 
 def played(scene: Callable[[Shelf], Any]) -> None:
@@ -211,6 +222,43 @@ def test_a_load_that_fails_is_told_to_all_and_tried_again_after_a_while() -> Non
         await shelf.end_load()
         assert again.done()
         assert shelf.deeds.count("lqs-load-a") == 2
+
+    played(scene)
+
+
+@pytest.mark.parametrize("where", ["lqs-plan", "lqs-load", "lqs-unload"])
+def test_what_nobody_foresaw_in_a_load_or_unload_is_told_and_the_next_model_comes(where: str) -> None:
+    async def scene(shelf: Shelf) -> None:
+        shelf.broken = {where: MemoryError("secret")}
+        if where == "lqs-unload":
+            await use(shelf, "a")
+            shelf.fleet.release(0)
+        else:
+            first = shelf.wants("a")
+            await turns()
+            with pytest.raises(RequestRefused, match="could not be loaded"):
+                first.result()
+            assert "MemoryError in _in_thread, test_fleet.py" in str(shelf.fleet.figures(shelf.served["a"]).failure)  # type: ignore[arg-type]
+        second = shelf.wants("b")
+        await turns()
+        await shelf.end_load()
+        assert second.result() is None
+        assert shelf.fleet.figures(shelf.served["a"]).standing == "absent"  # type: ignore[arg-type]
+        assert "MemoryError in _in_thread, test_fleet.py" in shelf.log.getvalue()
+        assert "secret" not in shelf.log.getvalue()
+
+    played(scene)
+
+
+def test_a_load_whose_remains_cannot_be_given_back_is_told_all_the_same() -> None:
+    async def scene(shelf: Shelf) -> None:
+        shelf.broken = {"lqs-load": DeviceError("no room"), "lqs-unload": OSError()}
+        first = shelf.wants("a")
+        await turns()
+        with pytest.raises(RequestRefused, match="could not be loaded"):
+            first.result()
+        assert shelf.fleet.figures(shelf.served["a"]).failure == "no room"  # type: ignore[arg-type]
+        assert 'failed to unload, please report it model=a reason="OSError in' in shelf.log.getvalue()
 
     played(scene)
 
@@ -377,18 +425,51 @@ def test_a_model_that_an_admin_unloads_is_refused_until_it_is_loaded() -> None:
     played(scene)
 
 
-def test_who_asks_while_a_model_loads_only_to_leave_gets_it_when_it_comes_again() -> None:
+def test_all_who_wait_while_a_model_loads_only_to_leave_get_it_when_it_comes_again() -> None:
     async def scene(shelf: Shelf) -> None:
         first = shelf.wants("a")
         await turns()
         shelf.fleet.unload(shelf.served["a"])  # type: ignore[arg-type]
         second = shelf.wants("a")
         await shelf.end_load()
-        assert isinstance(first.exception(), RequestRefused)
+        assert not first.done()
         assert not second.done()
         await shelf.end_load()
-        assert second.result() is None
+        assert (first.result(), second.result()) == (None, None)
         assert shelf.deeds == ["lqs-load-a", "close a", "lqs-unload-a", "lqs-load-a"]
+
+    played(scene)
+
+
+def test_a_load_that_fails_after_an_unload_is_not_begun_again_with_nobody_waiting() -> None:
+    async def scene(shelf: Shelf) -> None:
+        first = shelf.wants("a")
+        await turns()
+        shelf.fleet.unload(shelf.served["a"])  # type: ignore[arg-type]
+        second = shelf.wants("a")
+        await turns()
+        await shelf.end_load(DeviceError("no room"))
+        for task in (first, second):
+            with pytest.raises(RequestRefused, match="could not be loaded"):
+                task.result()
+        assert shelf.deeds.count("lqs-load-a") == 1
+
+    played(scene)
+
+
+def test_a_model_that_an_admin_loads_comes_though_a_client_that_waited_for_it_leaves() -> None:
+    async def scene(shelf: Shelf) -> None:
+        await use(shelf, "a")
+        for change in (shelf.fleet.unload, shelf.fleet.load):
+            change(shelf.served["a"])  # type: ignore[arg-type]
+        client = shelf.wants("a")
+        await turns()
+        client.cancel()
+        await turns()
+        shelf.fleet.release(0)
+        await turns()
+        await shelf.end_load()
+        assert shelf.fleet.figures(shelf.served["a"]).standing == "ready"  # type: ignore[arg-type]
 
     played(scene)
 
@@ -410,17 +491,13 @@ def test_a_load_takes_back_an_unload_of_a_model_that_is_coming() -> None:
     played(scene)
 
 
-@pytest.mark.parametrize("how", ["unload", "fail"])
-def test_who_gives_up_in_the_same_turn_as_all_are_told_is_only_cancelled(how: str) -> None:
+def test_who_gives_up_in_the_same_turn_as_all_are_told_is_only_cancelled() -> None:
     async def scene(shelf: Shelf) -> None:
         waiting = [shelf.wants("a") for _ in range(3)]
         await turns()
         for task in waiting[:2]:
             task.cancel()
-        if how == "unload":
-            shelf.fleet.unload(shelf.served["a"])  # type: ignore[arg-type]
-        else:
-            shelf.fleet._fail(shelf.served["a"], "no room")  # type: ignore[arg-type]
+        shelf.fleet._fail(shelf.served["a"], "no room")  # type: ignore[arg-type]
         await turns()
         assert [task.cancelled() for task in waiting] == [True, True, False]
         assert isinstance(waiting[2].exception(), RequestRefused)

@@ -258,6 +258,8 @@ def test_what_models_on_demand_take_and_how_many_fit_together_is_told(
     assert f"engine.loaded_mb: large can never be loaded. It takes {large} MB of this machine" in said
     assert f"and the models that stay {stays} MB; {stays + large - 2} MB are for all" in said
     least = int(re.findall(r"Set at least (\d+)", said)[0])
+    # What it says adds up, and is enough.
+    assert least == stays + large
     config.write_text(f"engine.loaded_mb = {least}\n{tables}")
     assert main(["check", model, "--config", str(config), "--ctx", "512"]) == 0
 

@@ -133,9 +133,108 @@ def test_a_load_that_failed_leaves_the_model_absent() -> None:
     box = Box()
     box.residents.want("a", 0)
     box.step()
-    box.residents.gone("a", 0)
+    box.residents.failed("a", 0)
     assert box.standing("a") is Standing.ABSENT
     assert box.want("a") == ["load a"]
+
+
+@pytest.mark.parametrize("is_order", [False, True])
+def test_a_load_that_failed_is_not_tried_again_for_who_wanted_it_when_it_was_to_leave(is_order: bool) -> None:
+    box = Box()
+    box.residents.want("a", 0)
+    box.step()
+    box.residents.dismiss("a")
+    box.residents.want("a", 1, is_order=is_order)
+    box.residents.failed("a", 2)
+    assert box.run() == []
+    assert (box.standing("a"), box.residents.has_line) == (Standing.ABSENT, False)
+
+
+def test_one_that_leaves_for_long_and_is_wanted_again_holds_nobody_up_who_fits_beside_it() -> None:
+    box = Box()
+    box.want("a")
+    box.used = {"a"}
+    box.residents.dismiss("a")
+    assert box.want("a") == []
+    assert box.want("b") == ["load b"]
+    # The next one lacks memory: what nobody uses leaves for it, and not what the first will have again.
+    assert box.want("c") == ["unload b", "load c"]
+    box.used = {"a", "c"}
+    assert box.want("b") == []
+    box.used = {"c"}
+    # Its own life first; nobody uses it here, so it leaves for the other.
+    assert box.run() == ["unload a", "load a", "unload a", "load b"]
+
+
+def test_one_that_leaves_and_is_wanted_again_keeps_its_place_and_gives_nobody_its_memory() -> None:
+    """The patience of who waits behind it closes another one."""
+    box = Box()
+    for name in "ab":
+        box.want(name)
+    box.used = {"a", "b"}
+    box.residents.dismiss("a")
+    for name in "ac":
+        box.want(name)
+    box.now_ns += PATIENCE
+    assert box.run() == []
+    assert [box.standing(name) for name in "abc"] == [Standing.CLOSED, Standing.CLOSED, Standing.WAITING]
+    box.used = {"a"}
+    assert box.run() == ["unload b", "load c"]
+    box.used = {"c"}
+    assert box.run() == ["unload a", "load a"]
+
+
+def test_what_nobody_uses_leaves_at_once_though_one_that_is_used_was_told_to_leave() -> None:
+    box = Box()
+    for name in "ab":
+        box.want(name)
+    box.used = {"a"}
+    box.residents.dismiss("a")
+    assert box.want("c") == ["unload b", "load c"]
+
+
+def test_what_an_admin_ordered_comes_though_a_client_that_waited_too_has_left() -> None:
+    box = Box(room=1)
+    box.want("a")
+    box.used = {"a"}
+    # It waits for memory, or for the end of what it is told to leave for.
+    box.residents.want("b", 0, is_order=True)
+    box.residents.want("b", 1)
+    box.residents.forget("b")
+    assert box.standing("b") is Standing.WAITING
+    box.residents.dismiss("a")
+    box.residents.want("a", 2)
+    box.residents.want("a", 2, is_order=True)
+    box.residents.forget("a")
+    box.used = set()
+    assert box.run() == ["unload a", "load b", "unload b", "load a"]
+    # An order is done once: what is wanted later is forgotten as ever.
+    box.used = {"a"}
+    box.want("b")
+    box.residents.forget("b")
+    assert box.standing("b") is Standing.ABSENT
+
+
+def test_an_order_is_taken_back_by_an_unload() -> None:
+    box = Box(room=1)
+    box.want("a")
+    box.used = {"a"}
+    box.residents.want("b", 0, is_order=True)
+    box.residents.dismiss("b")
+    assert (box.standing("b"), box.residents.has_line) == (Standing.ABSENT, False)
+
+
+def test_who_waits_for_one_that_is_told_to_leave_keeps_its_place() -> None:
+    box = Box(room=1)
+    box.want("a")
+    box.used = {"a"}
+    for name in "bc":
+        box.want(name)
+    box.residents.dismiss("b", is_wanted=True)
+    box.used = set()
+    assert box.run() == ["unload a", "load b", "unload b", "load c"]
+    box.residents.dismiss("c", is_wanted=True)
+    assert box.run() == ["unload c", "load c"]
 
 
 def test_an_admin_may_send_any_model_away_and_bring_it_back() -> None:
@@ -191,6 +290,85 @@ def test_in_any_order_of_things_the_bound_holds_and_everybody_has_a_turn(seed: i
     # Each of those before it is waited for, at most: its patience, and the longest use of the one that leaves.
     assert longest_ns <= 6 * (PATIENCE + 32 * S)
     assert all(box.now_ns - since_ns <= 6 * (PATIENCE + 32 * S) for since_ns in wanted_ns.values())
+
+
+class Crowd(Box):
+    """Clients that come and give up, admins that load and unload; deeds end when the test likes, loads also badly."""
+
+    def __init__(self) -> None:
+        super().__init__(room=5, num=6)
+        self.models = {
+            name: Resident({"m": size}, is_pinned=False)
+            for name, size in zip("abcdef", (1, 1, 2, 2, 3, 5), strict=True)
+        }
+        self.residents = Residents(self.models, {"m": 5}, PATIENCE)
+        self.waiting: set[str] = set()
+        self.ordered: set[str] = set()
+        self.busy: list[Step] = []
+
+    def do(self, num: int, name: str) -> None:
+        """One of the things that may come at any time."""
+        if num < 2:
+            self.waiting.add(name)
+            self.residents.want(name, self.now_ns)
+        elif num == 2:
+            self.ordered.add(name)
+            self.residents.want(name, self.now_ns, is_order=True)
+        elif num == 3 and name in self.waiting:
+            self.waiting.discard(name)
+            self.residents.forget(name)
+        elif num == 4:
+            self.ordered.discard(name)
+            self.residents.dismiss(name, is_wanted=name in self.waiting)
+        elif num == 5:
+            self.used.discard(name)
+
+    def end(self, num: int, *, is_well: bool) -> None:
+        """One of the deeds under way is done."""
+        deed, name = self.busy.pop(num)
+        if deed is Deed.UNLOAD:
+            self.residents.gone(name, self.now_ns)
+        elif is_well:
+            self.residents.loaded(name, self.now_ns)
+        else:
+            self.residents.failed(name, self.now_ns)
+            self.waiting.discard(name)
+            self.ordered.discard(name)
+
+    def go_on(self) -> None:
+        """Let in who may, and begin what is due."""
+        self.let_in()
+        while (step := self.step()) is not None:
+            assert step.deed is Deed.LOAD or step.name not in self.used
+            self.busy.append(step)
+            self.let_in()
+        there = [each for each in self.models.values() if each.standing not in (Standing.ABSENT, Standing.WAITING)]
+        assert sum(each.takes["m"] for each in there) <= 5
+        assert sum(step.deed is Deed.LOAD for step in self.busy) <= 1
+
+    def let_in(self) -> None:
+        there = {name for name in self.models if self.residents.may_use(name)}
+        self.used |= self.waiting & there
+        self.waiting -= there
+        self.ordered -= there
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_in_any_order_of_unloads_orders_and_failures_the_bound_holds_and_nobody_is_forgotten(seed: int) -> None:
+    """At last nothing new comes, and all that is wanted still does."""
+    rng, crowd = random.Random(seed), Crowd()
+    for _ in range(2000):
+        crowd.now_ns += rng.randrange(1, 3 * S)
+        crowd.do(rng.randrange(8), rng.choice("abcdef"))
+        if crowd.busy and rng.random() < 0.3:
+            crowd.end(rng.randrange(len(crowd.busy)), is_well=rng.random() < 0.8)
+        crowd.go_on()
+    for _ in range(50):
+        crowd.used.clear()
+        while crowd.busy:
+            crowd.end(0, is_well=True)
+        crowd.go_on()
+    assert (crowd.waiting, crowd.ordered, crowd.busy, crowd.residents.has_line) == (set(), set(), [], False)
 
 
 def test_one_that_is_wanted_again_while_it_loads_only_to_leave_leaves_and_comes_again() -> None:

@@ -152,11 +152,37 @@ def test_what_is_left_at_the_end_of_a_drain_is_cut_with_a_reason(model: str) -> 
     assert server._desk.num_inside == 0
 
 
-def test_a_server_that_is_stopped_while_it_loads_leaves_without_its_thread(model: str) -> None:
+@pytest.mark.parametrize("ends", ["well", "badly"])
+def test_a_server_that_is_stopped_while_it_loads_waits_for_the_load(
+    model: str, ends: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def scene(port: int) -> None:
+        await asyncio.to_thread(has_begun.wait)
+        server.stop()
+        await eventually(lambda: server._gate.drained_at_ns is not None)
+        may_end.set()
+
+    def load_late(tell: Any) -> Any:
+        has_begun.set()
+        may_end.wait()
+        if ends == "badly":
+            raise DeviceError("no room")
+        return load_now(tell)
+
+    server = build(config_for(model, **{"log.level": "warning"}))
+    has_begun, may_end = threading.Event(), threading.Event()
+    load_now, server._models.load_residents = server._models.load_residents, load_late  # type: ignore[method-assign]
+    assert live(server, scene) == 0
+    assert server.hung == []
+    assert all(not served.weights and not served.slots for served in server._models.all())
+    assert "left behind" not in "".join(capfd.readouterr())
+
+
+def test_a_server_that_is_stopped_while_it_loads_leaves_without_a_thread_that_does_not_end(model: str) -> None:
     async def scene(port: int) -> None:
         server.stop()
 
-    server = build(config_for(model))
+    server = build(config_for(model, **{"server.close_s": 0.2}))
     release = asyncio.Event()
 
     async def never(function: Any, name: str) -> Any:
@@ -192,7 +218,7 @@ def test_a_load_that_stands_still_ends_the_server_with_1(model: str, capsys: pyt
     async def parked(function: Any, name: str) -> None:
         await asyncio.Event().wait()
 
-    server = build(config_for(model, **{"engine.stall_s": 0.05}))
+    server = build(config_for(model, **{"engine.stall_s": 0.05, "server.close_s": 0.2}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(serve, "in_thread", parked)
         assert live(server, scene) == 1
