@@ -161,8 +161,10 @@ async def one_run(
                 raise DrillFailed(f"it ended with {code}")
             for sign in ("Traceback", "unexpected error"):
                 if sign in process.log:
-                    raise DrillFailed(process.log[-2000:])
+                    raise DrillFailed("the log has an error")
             return Run(longest_gap_s(replies), num_lost, back_s), texts
+        except DrillFailed as failure:
+            raise DrillFailed(f"{failure}\n{process.log[-4000:]}") from None
         finally:
             process.kill()
 

@@ -26,7 +26,7 @@ reload_backoff_s = 0.1
 """
 LONG = 90_000
 # Some seconds after it began to work.
-DIES = "device_slot=1 abort@step=8000"
+DIES = "device_slot=1 abort@step=6000"
 VERSIONS = """
 [models."qwen@v1"]
 path = "{0}"
