@@ -275,6 +275,7 @@ cdef struct Attempt:
     uint32_t num_prompt_tokens
     uint32_t max_tokens
     uint32_t num_given          # tokens of the answer that `earlier` has made
+    uint64_t key_units          # the scheduler's own: what the key was charged for a token
     # Scheduler and worker, while it runs (core/growth.pxi).
     uint32_t granted            # atomic, the scheduler's: KV tokens it may hold; 0: give up its cells
     uint32_t wanted             # atomic, the worker's: KV tokens it will soon need; 0: enough
@@ -315,7 +316,7 @@ cdef struct Attempt:
     uint32_t is_cut             # nothing of it is looked at any more
     uint32_t num_cut            # tokens of `made` from which the next one goes on
     uint32_t ended_as           # Finish, where no worker said one; whoever holds the entry then
-    char pad_loop[20]
+    char pad_loop[12]
 
 # A request whose reader is slow may be held: its worker's words stay untold, so its
 # out-buffer fills and pauses its sequence, and no other. The bits of Entry.hold, the loop's.

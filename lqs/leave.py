@@ -21,7 +21,7 @@ from lqs.parent import ask_restart, ask_successor, notify
 from lqs.process import Stoppable, in_thread
 
 if TYPE_CHECKING:
-    from lqs.engine.slot import Slot
+    pass
 
 # What is cancelled at the end still needs a step of the engine and a last write.
 LAST_WORDS_S = 1
@@ -30,9 +30,12 @@ _LOOK_S = 0.05
 _GROWTH = 1.25
 
 
-def announce(environ: Mapping[str, str], slots: Iterable[Slot], more_bytes: int) -> None:
-    """Tell who started this process that it serves, and whether a successor fits beside it."""
-    notify(environ, f"READY=1\nX_LQS_OVERLAP={fits_twice((slot.device for slot in slots), more_bytes):d}")
+def announce(environ: Mapping[str, str], devices: Iterable[str], more_bytes: int) -> None:
+    """Tell who started this process that it serves, and whether a successor fits beside it.
+
+    `devices` are those of all models, also of those on demand that are not there.
+    """
+    notify(environ, f"READY=1\nX_LQS_OVERLAP={fits_twice(devices, more_bytes):d}")
 
 
 def make_control(

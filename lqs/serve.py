@@ -152,7 +152,8 @@ class Server:
         if self._serving is None:
             self._accept(listening)
         self._log.info("ready", models=",".join(self._models.names()), url=url_of(shown, self.port))
-        announce(os.environ, self._models.slots, wanted_on_demand(self._config, self._models))
+        devices = [seat.device for served in self._models.all() for seat in self._models.seats_of(served)]
+        announce(os.environ, devices, wanted_on_demand(self._config, self._models))
         await self._end_wanted.wait()
         await take_leave(self._services, self._http, self._stop_wanted)
         return 0

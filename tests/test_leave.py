@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from types import SimpleNamespace
 
 import pytest
 
@@ -41,5 +40,5 @@ def test_who_started_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leave, "probe_machine", lambda: Machine(1, 0))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notes:
         notes.bind("\0lqs-test-announce")
-        leave.announce({"NOTIFY_SOCKET": "@lqs-test-announce"}, [SimpleNamespace(device="cpu:0")], 0)  # type: ignore[list-item]
+        leave.announce({"NOTIFY_SOCKET": "@lqs-test-announce"}, ["cpu:0"], 0)
         assert notes.recv(100) == b"READY=1\nX_LQS_OVERLAP=0"

@@ -72,7 +72,7 @@ class DeviceSlots:
     def find(self, name: str) -> list[DeviceSlot]:
         """The one of that number or name, or all on that device. Raises NotFound."""
         found = [each for each in self.all() if name in (str(each.seat.slot), str(each.seat.plan.group))]
-        found = found or [each for each in self.all() if name == each.seat.device]
+        found = found or [each for each in self.all() if name == f"{each.seat.plan.group}@{each.served.name}"]
         if not found:
             raise NotFound("There is no such device slot; GET /admin/devices lists them.", code="device_not_found")
         return found

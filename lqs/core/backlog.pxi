@@ -347,12 +347,12 @@ cdef void key_leave(Level* level, uint32_t key) noexcept nogil:
         level.floor = level.queues[key].counter
 
 
-# Charge a key, or give back with tokens below 0.
+# Charge a key, or give back with tokens below 0, at so many virtual tokens for each.
 cdef void backlog_charge(BacklogState* b, uint32_t lane, uint32_t level_no, uint32_t key,
-                         int64_t tokens) noexcept nogil:
+                         int64_t tokens, uint64_t units) noexcept nogil:
     cdef Level* level = level_of(b, lane, level_no)
     cdef KeyQueue* queue = &level.queues[key]
-    queue.counter += tokens * <int64_t> load_relaxed(&b.key_units[key])
+    queue.counter += tokens * <int64_t> units
     if queue.place != NOWHERE:
         keys_settle(level, queue.place, key)
 
@@ -599,27 +599,29 @@ cdef inline int64_t cost_of(const Entry* entry) noexcept nogil:
 
 
 # Start a chosen one: it leaves, its key is charged for all that it may cost, its lane has
-# one more running.
-cdef void backlog_take(BacklogState* b, Choice choice) noexcept nogil:
+# one more running. What it was charged for a token.
+cdef uint64_t backlog_take(BacklogState* b, Choice choice) noexcept nogil:
     cdef Entry* entry = &b.table[choice.index]
     if choice.is_aged:
         b.since_aged = 0
     elif b.since_aged < b.aged_every:
         b.since_aged += 1
     backlog_remove(b, choice.index)
-    backlog_run(b, entry)
+    return backlog_run(b, entry)
 
 
 # One that does not stand in it starts all the same.
-cdef void backlog_run(BacklogState* b, const Entry* entry) noexcept nogil:
-    backlog_charge(b, entry.lane, entry.level, entry.key, cost_of(entry))
+cdef uint64_t backlog_run(BacklogState* b, const Entry* entry) noexcept nogil:
+    cdef uint64_t units = load_relaxed(&b.key_units[entry.key])
+    backlog_charge(b, entry.lane, entry.level, entry.key, cost_of(entry), units)
     b.lane_running[entry.lane] += 1
     b.lane_tokens[entry.lane] += entry.share_tokens
+    return units
 
 
 # One that was started has ended: its lane has its part again, and its key pays `cost`
-# instead of what it was charged.
-cdef void backlog_settle(BacklogState* b, const Entry* entry, int64_t cost) noexcept nogil:
+# instead of what it was charged, for a token as much as then: its weight may be another now.
+cdef void backlog_settle(BacklogState* b, const Entry* entry, int64_t cost, uint64_t units) noexcept nogil:
     b.lane_running[entry.lane] -= 1
     b.lane_tokens[entry.lane] -= entry.share_tokens
-    backlog_charge(b, entry.lane, entry.level, entry.key, cost - cost_of(entry))
+    backlog_charge(b, entry.lane, entry.level, entry.key, cost - cost_of(entry), units)

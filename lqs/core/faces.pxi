@@ -253,7 +253,7 @@ cdef class Backlog:
         """End one that runs: its key pays `cost` instead of what it was charged."""
         cdef Entry* entry = self.entry(index, RUNNING)
         entry.state = FREE
-        backlog_settle(&self.backlog, entry, cost)
+        backlog_settle(&self.backlog, entry, cost, self.backlog.key_units[entry.key])
 
     def counter(self, uint8_t lane, uint8_t level, uint32_t key):
         """A key's virtual tokens in one level, in units of 2**-16."""
@@ -270,15 +270,15 @@ cdef class Backlog:
         """
         cdef Choice choice
         cdef Entry* entry
-        cdef uint64_t draw = 88172645463325252ULL
+        cdef uint64_t units, draw = 88172645463325252ULL
         with nogil:
             for _ in range(n):
                 choice = backlog_choose(&self.backlog, ALL_LANES)
                 if choice.index == NOWHERE:
                     break
-                backlog_take(&self.backlog, choice)
+                units = backlog_take(&self.backlog, choice)
                 entry = &self.table[choice.index]
-                backlog_settle(&self.backlog, entry, cost_of(entry))
+                backlog_settle(&self.backlog, entry, cost_of(entry), units)
                 entry.arrival_no = self.num_arrived
                 entry.arrival_ns = self.num_arrived
                 self.num_arrived += 1

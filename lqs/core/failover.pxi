@@ -140,7 +140,7 @@ cdef bint restart(SchedulerState* s, uint32_t index, uint32_t slot, int64_t now_
                                         + min(entry.max_tokens, entry.footprint_tokens))
     if attempt == NULL:
         return False
-    backlog_run(&model_queue(books, entry).backlog, entry)
+    attempt.key_units = backlog_run(&model_queue(books, entry).backlog, entry)
     bind(s, attempt, index, slot, now_ns)
     # To its client it has run all the time.
     attempt.started_ns = earlier.started_ns

@@ -399,7 +399,7 @@ cdef bint start(SchedulerState* s, Choice choice, uint32_t slot, int64_t now_ns)
                                         min(entry.max_tokens, entry.footprint_tokens))
     if attempt == NULL:
         return False
-    backlog_take(&queue.backlog, choice)
+    attempt.key_units = backlog_take(&queue.backlog, choice)
     leave_backlog(s, choice.index, now_ns)
     bind(s, attempt, choice.index, slot, now_ns)
     bump(&book.num_started, 1)
@@ -438,7 +438,7 @@ cdef void settle(SchedulerState* s, uint32_t index, bint is_lost) noexcept nogil
     if rc != LEDGER_OK:
         bump(&books.num_broken, 1)
     standing_end(&books.placement, attempt, entry, is_lost)
-    backlog_settle(&model_queue(books, entry).backlog, entry, cost)
+    backlog_settle(&model_queue(books, entry).backlog, entry, cost, attempt.key_units)
     bump(&books.num_running, -1)
     books.running[attempt.slot][entry.level] -= 1
     bump(&books.lanes[entry.lane].num_running, -1)

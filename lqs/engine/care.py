@@ -9,7 +9,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from lqs.engine.slot import Slot
-from lqs.errors import DeviceError
+from lqs.errors import DeviceError, place_of
 
 # What a worker says that computes nothing any more.
 OUT_OF_WORK = ("dead", "failed")
@@ -73,8 +73,8 @@ class Opening:
     def _run(self) -> None:
         try:
             self.new = self._models.open_again(self._slot, self.number)
-        except DeviceError as error:
-            self.failure = str(error)
+        except Exception as error:
+            self.failure = str(error) if isinstance(error, DeviceError) else place_of(error)
 
 
 @dataclass(slots=True)

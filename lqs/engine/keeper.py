@@ -40,6 +40,8 @@ _LOOKS = 3
 # Shorter steps are not slow, whatever others take; nor are those that take what a full one took when it was opened.
 _SLOW_NS_MIN = 50_000_000
 _SLOW_STEPS = 2
+# A thread that opens on a card that was lost meanwhile is given so long to come back.
+_LOST_WAIT_NS = 60 * NS_PER_S
 
 
 class Keeper:
@@ -94,7 +96,7 @@ class Keeper:
         slots = list(self._models.slots)
         for slot in slots:
             self._measure(slot, self._care_of(slot, now_ns))
-        self._lose_cards(slots)
+        self._lose_cards(slots, now_ns)
         for slot in slots:
             care = self._care[slot.device]
             self._tell(slot, care, now_ns)
@@ -135,14 +137,16 @@ class Keeper:
 
     # Who is dead, or never lived.
 
-    def _lose_cards(self, slots: Iterable[Slot]) -> None:
+    def _lose_cards(self, slots: Iterable[Slot], now_ns: int) -> None:
         """What is on a GPU that cannot be used any more is dead, whatever its worker says.
 
-        Not while it is opened anew: that may be in the same seat, and who is dead there is taken for parked.
+        Not while it is opened anew: that may be in the same seat, and who is dead there is taken for parked. That is
+        true of a thread that does not come back from a driver that lost its card.
         """
         lost = self._lost_cards()
         for slot in slots:
-            if self._care[slot.device].stage is Stage.OPENING:
+            care = self._care[slot.device]
+            if care.stage is Stage.OPENING and now_ns - care.due_ns < _LOST_WAIT_NS:
                 continue
             why = next((lost[card] for card in slot.cards if card in lost), "")
             if why and not slot.lost:

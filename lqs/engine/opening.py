@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from lqs.engine.fitting import SlotPlan
 from lqs.engine.slot import NoWorker, Slot
-from lqs.errors import DeviceError
+from lqs.errors import DeviceError, place_of
 from lqs.observe.log import Log
 
 _LOOK_S = 0.2
@@ -81,8 +81,9 @@ class Opening:
         began_s = time.monotonic()
         try:
             slot = self._open_one(seat)
-        except DeviceError as error:
-            self._fail(seat, str(error))
+        except Exception as error:
+            # Whatever it is: a device slot that is not told counts as one that is still to come.
+            self._fail(seat, str(error) if isinstance(error, DeviceError) else place_of(error))
         else:
             seconds = round(time.monotonic() - began_s, 2)
             self._log.info(

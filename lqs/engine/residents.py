@@ -23,7 +23,7 @@ One load runs at a time: two that are decided at once would count on the same me
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -198,32 +198,33 @@ class Residents:
 
     def _make_room(self, first: str, is_used: Callable[[str], bool], now_ns: int) -> Step | None:
         """One more leaves, or is closed, of those whose memory the first that waits lacks."""
-        if any(model.standing is Standing.UNLOADING for model in self._models.values()):
-            # It may be enough.
-            return None
         model, used = self._models[first], self._used
         lacking = [
             pool
             for pool, takes in model.takes.items()
             if pool in self._room and used.get(pool, 0) + takes > self._room[pool]
         ]
+        if any(each.standing is Standing.UNLOADING for each in self._models.values() if _takes_of(each, lacking)):
+            # It may be enough.
+            return None
         may_leave = sorted(
             (other.used_ns, name)
             for name, other in self._models.items()
-            if other.standing is Standing.READY and not other.is_pinned and any(map(other.takes.get, lacking))
+            if other.standing is Standing.READY and not other.is_pinned and _takes_of(other, lacking)
         )
         unused = [name for _, name in may_leave if not is_used(name)]
         if unused:
             return self._unload(unused[0])
         is_over = now_ns - model.waits_since_ns >= self._patience_ns
-        if may_leave and is_over and not self._is_one_closed_for(first):
+        if may_leave and is_over and not self._is_one_closed_for(first, lacking):
             self._models[may_leave[0][1]].standing = Standing.CLOSED
         return None
 
-    def _is_one_closed_for(self, first: str) -> bool:
-        """Whether somebody runs empty whose memory it may have; those before it in the line keep theirs."""
+    def _is_one_closed_for(self, first: str, lacking: Sequence[str]) -> bool:
+        """Whether somebody runs empty whose memory it lacks and may have; those before it in the line keep theirs."""
         before = self._line[: self._line.index(first)]
-        return any(model.standing is Standing.CLOSED and name not in before for name, model in self._models.items())
+        closed = [name for name, model in self._models.items() if model.standing is Standing.CLOSED]
+        return any(name not in before and _takes_of(self._models[name], lacking) for name in closed)
 
     def _reopen(self) -> None:
         """Those that were closed stay after all where nobody waits for their memory before themselves."""
@@ -249,6 +250,10 @@ class Residents:
     def _unload(self, name: str) -> Step:
         self._models[name].standing = Standing.UNLOADING
         return Step(Deed.UNLOAD, name)
+
+
+def _takes_of(model: Resident, pools: Sequence[str]) -> bool:
+    return any(map(model.takes.get, pools))
 
 
 def _sum(models: object) -> Counter[str]:

@@ -171,8 +171,8 @@ class Models:
         """
         # So many sequences have their places in the core.
         plan = replace(plan, num_extra=self._plans[served.name].num_extra)
-        self._plans[served.name] = plan
         self._seats.renew(served, plan)
+        self._plans[served.name] = plan
 
     # Going.
 

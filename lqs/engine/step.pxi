@@ -519,13 +519,17 @@ cdef void accuse(WorkerData* w, Sequence* seq, int32_t rc) noexcept nogil:
     set_suspect(w, seq, False)
     w.num_accused += seq.accused == 0
     seq.accused = rc
-    if w.num_suspects == 0 and w.num_accused > 1:
-        give_up(w, b"llama_decode kept failing, whoever was in the batch")
-    elif w.num_suspects == 0 and ((w.failed_in_a_row == 1 and not was_suspect) or not works(w, seq.tokens[0])):
+    if w.num_suspects > 0:
+        return
+    if w.num_accused == 1 and w.failed_in_a_row == 1 and not was_suspect:
         # The first failure of a suspect is its second: others have got on in between.
         acquit(w, seq)
-    elif w.num_suspects == 0:
+    elif works(w, seq.tokens[0]):
         convict(w)
+    elif w.num_accused > 1:
+        give_up(w, b"llama_decode kept failing, whoever was in the batch")
+    else:
+        acquit(w, seq)
 
 
 cdef Sequence* spare_sequence(WorkerData* w) noexcept nogil:

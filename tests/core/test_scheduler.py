@@ -431,6 +431,32 @@ def test_a_key_is_charged_by_the_weight_that_it_has_now_with_every_model(model):
             scheduler.set_key_weight(key, weight)
 
 
+@pytest.mark.parametrize(("before", "after"), [(0.1, 10.0), (10.0, 0.1)])
+def test_a_key_gets_back_what_it_was_charged_though_its_weight_is_another_now(before, after):
+    scheduler = make(slots=[(1000, 1)], level_caps=[12] * 8)
+    scheduler.set_key_weight(1, before)
+    handle = submit(scheduler, "long", key=1, num_prompt_tokens=1, max_tokens=400, footprint_tokens=500)
+    scheduler.round(0)
+    assert scheduler.take(0) == [handle]
+    scheduler.set_key_weight(1, after)
+    scheduler.finish(handle, num_completion_tokens=0)
+    scheduler.end_step()
+    scheduler.round(0)
+    scheduler.set_key_weight(1, 1.0)
+    sinks = {submit(scheduler, key, key=key): key for key in (0, 1) for _ in range(5)}
+    order = []
+    while sinks:
+        scheduler.round(0)
+        (handle,) = scheduler.take(0)
+        order.append(sinks.pop(handle))
+        scheduler.finish(handle, num_completion_tokens=1)
+        scheduler.end_step()
+        scheduler.round(0)
+        scheduler.poll()
+    # Neither a debt nor a credit of hundreds of tokens is left.
+    assert 2 <= order[:6].count(1) <= 4
+
+
 def test_the_device_slot_that_runs_least_for_its_weight_is_taken():
     scheduler = make(slots=[(1000, 4), (1000, 4, 0, 2.0)])
     for sink in range(6):
