@@ -90,16 +90,11 @@ class KeyRing:
     def revoke(self, config: Config, name: str) -> bool:
         """Take a key out of force and out of the file; False if there is none of that name.
 
-        Raises ConfigError, and the file has not changed then.
+        Raises ConfigError, and nothing has changed then.
         """
         assert self._file is not None
         known: list[_Known] = []
-        try:
-            was_there = self._file.revoke(name, agree=lambda records: known.append(self._known_by(config, records)))
-        except ConfigError:
-            # A file that nobody may change from here: what was taken out of it by hand is out of force all the same.
-            self.reload(config)
-            raise
+        was_there = self._file.revoke(name, agree=lambda records: known.append(self._known_by(config, records)))
         # Also if it was not there: it may have been taken out by hand and be in force still.
         self._take(known[0])
         return was_there
