@@ -164,6 +164,21 @@ def test_one_to_blame_among_others_ends_whichever_place_it_has(default_model: An
         assert rig.worker.state == "ready"
 
 
+def test_two_to_blame_among_others_do_not_cost_the_device_slot(default_model: Any) -> None:
+    """Both fail one after the other, and nobody gets on in between: a token of nobody says whose fault it is."""
+    with Rig(default_model, n_ctx=512, n_seq=3, threads=1, prefix_cache=False) as rig:
+        options = options_of(default_model, "greedy")
+        want = rig.ask(chat(PROMPTS[0]), **options)
+        good = rig.submit(chat(PROMPTS[0]), **options)
+        rig.pump(lambda: good.num_tokens >= 2)
+        rig.worker.break_at("rc", rc=-3, times=-1, tokens=2)
+        bad = [rig.submit(chat(PROMPTS[i]), **options) for i in (1, 2)]
+        rig.finish(good, *bad)
+        assert [one.outcome.finish for one in bad] == [_core.Finish.FINISH_ERROR] * 2
+        assert (good.text, good.outcome.finish) == (want.text, LENGTH)
+        assert rig.worker.state == "ready"
+
+
 def test_with_little_kv_those_that_come_and_those_that_are_there_all_end(default_model: Any) -> None:
     """Promises that grow: some are put out, some go on, and every text is the same."""
     prompts = [chat(p) for p in PROMPTS[:8]]

@@ -167,6 +167,19 @@ def test_one_device_slot_that_does_not_open_keeps_no_other_from_serving(path: Pa
     assert house.models.close(5)
 
 
+def test_what_nobody_foresaw_while_a_device_slot_opens_is_its_failure(path: Path) -> None:
+    house = House(path)
+
+    def broken(*_: object, **__: object) -> FakeWorker:
+        raise KeyError("secret")
+
+    house.loader._make_worker = broken
+    with pytest.raises(DeviceError, match=r"KeyError in broken, test_loading\.py") as told:
+        house.load()
+    assert "secret" not in str(told.value)
+    assert [slot.state for slot in house.models.slots] == ["failed"]
+
+
 def test_weights_are_shared_by_cores_and_laid_once_on_each_group_of_gpus(path: Path) -> None:
     devices = ["cpu:0", "cpu:1", "cuda:0", "cuda:1+cuda:2"]
     house = House(path, 20, 30, 10, **{"engine.devices": devices})

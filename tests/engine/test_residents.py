@@ -66,6 +66,23 @@ def test_a_model_that_is_used_never_leaves() -> None:
     assert (box.standing("a"), box.standing("b")) == (Standing.READY, Standing.WAITING)
 
 
+def test_one_that_leaves_another_memory_is_nobodys_hope() -> None:
+    """Whose memory is lacking is what counts: x is on another card, and its stream never ends."""
+    box = Box()
+    models = {name: Resident({pool: 1}, is_pinned=False) for name, pool in (("a", "g0"), ("b", "g0"), ("x", "g1"))}
+    box.residents = Residents(models, {"g0": 1, "g1": 1}, PATIENCE)
+    box.want("x")
+    box.want("a")
+    box.used = {"x", "a"}
+    box.residents.dismiss("x")
+    assert box.want("b") == []
+    box.now_ns += PATIENCE
+    assert box.run() == []
+    assert box.standing("a") is Standing.CLOSED
+    box.used = {"x"}
+    assert box.run() == ["unload a", "load b"]
+
+
 def test_who_waits_too_long_has_one_closed_which_leaves_when_it_is_empty() -> None:
     box = Box()
     box.want("a")
