@@ -542,7 +542,7 @@ cdef Sequence* spare_sequence(WorkerData* w) noexcept nogil:
 
 
 cdef bint works(WorkerData* w, int32_t token) noexcept nogil:
-    """Whether the device computes a token that is nobody's. Where that cannot be tried, for want of a cell too: True."""
+    """Whether the device computes a token that is nobody's. True where it cannot be tried, for want of a cell too."""
     cdef Sequence* seq = spare_sequence(w)
     cdef int32_t rc
     if seq == NULL:
