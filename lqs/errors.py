@@ -223,6 +223,11 @@ class StartError(Exception):
     exit_code = 1
 
 
+def reason_of(error: Exception) -> str:
+    """What is told of a load that failed: the words of what was foreseen, else the place."""
+    return str(error) if isinstance(error, StartError) else place_of(error)
+
+
 class ConfigError(StartError):
     """A setting is wrong; the message names it as `section.key`."""
 

@@ -12,16 +12,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lqs.api.services import Control, Reloaded, Services
 from lqs.engine.plan import probe_machine
 from lqs.listen import HttpServer
 from lqs.parent import ask_restart, ask_successor, notify
 from lqs.process import Stoppable, in_thread
-
-if TYPE_CHECKING:
-    pass
 
 # What is cancelled at the end still needs a step of the engine and a last write.
 LAST_WORDS_S = 1

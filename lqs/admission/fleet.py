@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from lqs.admission.errands import Errands
 from lqs.admission.failures import Failures, InThread
 from lqs.engine.residents import Deed, Residents, Standing
-from lqs.errors import RequestRefused, StartError, place_of
+from lqs.errors import RequestRefused, place_of, reason_of
 from lqs.observe.log import Log
 from lqs.observe.models import ModelFigures
 
@@ -225,7 +225,7 @@ class Fleet:
         except Exception as error:
             # Whatever it is, those who wait are told, and the next model can come.
             await self._try_leave(served)
-            self._fail(served, str(error) if isinstance(error, StartError) else place_of(error))
+            self._fail(served, reason_of(error))
             return
         self._failures.end_well(name)
         self._residents.loaded(name, self._now_ns())

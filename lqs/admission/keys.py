@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from lqs.admission.key_file import KeyFile, KeyRecord
 from lqs.config import Config
+from lqs.config_tiers import TierConfig
 from lqs.errors import ConfigError, Unauthorized
 from lqs.request import Tenant
 
@@ -177,5 +178,10 @@ def _anonymous(config: Config) -> Tenant:
 
 def _tenant(config: Config, record: KeyRecord, key_index: int) -> Tenant:
     tier = config.tiers[record.tier]
-    weight = tier.weight if record.weight is None else record.weight
+    weight = weight_of(record, tier)
     return Tenant(record.name, record.tier, key_index, tier.level, tier.best_level, weight, record.is_admin)
+
+
+def weight_of(record: KeyRecord, tier: TierConfig) -> float:
+    """Its own weight, or its tier's."""
+    return tier.weight if record.weight is None else record.weight

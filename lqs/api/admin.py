@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -23,6 +25,12 @@ class AlertList:
         check_admin(scope)
         shown = list(self._alerts.shown(time.monotonic_ns()))
         await send_json(send, msgspec.json.encode({"object": "list", "data": shown}))
+
+
+async def send_found(send: Send, shown: Sequence[dict[str, Any]], status: int = 200) -> None:
+    """What a name in the path means: one thing, or a list where there are several."""
+    answer = shown[0] if len(shown) == 1 else {"object": "list", "data": shown}
+    await send_json(send, msgspec.json.encode(answer), status)
 
 
 def check_admin(scope: Scope) -> None:

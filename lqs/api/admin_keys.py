@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from lqs.admission.key_file import KeyRecord, check_name
+from lqs.admission.keys import weight_of
 from lqs.api.admin import check_admin
 from lqs.api.errors import send_json
 from lqs.api.intake import read_body
@@ -62,7 +63,7 @@ class _Keys:
         config = self._gate.config
         limits = [name for name, limit in config.limits.items() if not limit.tiers or record.tier in limit.tiers]
         tier = config.tiers.get(record.tier)
-        weight = record.weight if record.weight is not None or tier is None else tier.weight
+        weight = record.weight if tier is None else weight_of(record, tier)
         return {
             "object": "key",
             "name": record.name,

@@ -9,9 +9,9 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from lqs.api.admin import check_admin
+from lqs.api.admin import check_admin, send_found
 from lqs.api.errors import send_json
-from lqs.api.intake import no_such_model
+from lqs.api.intake import find_models
 from lqs.api.services import Services
 from lqs.engine.residents import Standing
 
@@ -56,14 +56,11 @@ class Change:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_admin(scope)
         name = scope["path_params"]["model"]
-        found = self._models.find_all(name)
-        if not found:
-            raise no_such_model(name)
+        found = find_models(self._models, name)
         for served in found:
             self._change(served)
         shown = [_shape(self._fleet.figures(served), served, self._models) for served in found]
-        answer = shown[0] if len(shown) == 1 else {"object": "list", "data": shown}
-        await send_json(send, msgspec.json.encode(answer), 202)
+        await send_found(send, shown, 202)
 
 
 def _shape(figures: ModelFigures, served: Served, models: Models) -> dict[str, Any]:

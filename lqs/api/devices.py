@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from lqs.api.admin import check_admin
+from lqs.api.admin import check_admin, send_found
 from lqs.api.errors import send_json
 from lqs.api.intake import read_body
 from lqs.api.services import Services
@@ -161,7 +161,7 @@ class DeviceDrain:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_admin(scope)
         found = self._slots.find(scope["path_params"]["slot"])
-        await _send_shown(send, await self._slots.set_drained(found, scope, undrain=self._undrain))
+        await send_found(send, await self._slots.set_drained(found, scope, undrain=self._undrain))
 
 
 class Weight(msgspec.Struct, forbid_unknown_fields=True):
@@ -189,13 +189,7 @@ class DeviceWeight:
         for each in found:
             self._models.set_weight(each.seat.slot, weight)
             self._log.info("device slot has another weight", slot=each.seat.slot, model=each.served.name, weight=weight)
-        await _send_shown(send, self._slots.shown(found))
-
-
-async def _send_shown(send: Send, shown: Sequence[dict[str, Any]]) -> None:
-    """A device slot, or a list where the device has several."""
-    answer = shown[0] if len(shown) == 1 else {"object": "list", "data": shown}
-    await send_json(send, msgspec.json.encode(answer))
+        await send_found(send, self._slots.shown(found))
 
 
 def _wait_s(scope: Scope) -> float:

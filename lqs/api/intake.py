@@ -50,6 +50,13 @@ def find_served(models: Models, scope: Scope, name: str | None) -> Served:
     return served
 
 
+def find_models(models: Models, name: str) -> list[Served]:
+    """The model of that name, or all versions that are behind it. Raises NotFound."""
+    if not (found := models.find_all(name)):
+        raise no_such_model(name)
+    return found
+
+
 def no_such_model(name: str) -> NotFound:
     """Return what is raised for a model that is not served."""
     return NotFound(

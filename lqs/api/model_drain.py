@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 from lqs.api.admin import check_admin
 from lqs.api.devices import DeviceSlots
 from lqs.api.errors import send_json
-from lqs.api.intake import no_such_model
+from lqs.api.intake import find_models
 from lqs.api.services import Services
 
 
@@ -26,9 +26,7 @@ class ModelDrain:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_admin(scope)
         name = scope["path_params"]["model"]
-        found = self._models.find_all(name)
-        if not found:
-            raise no_such_model(name)
+        found = find_models(self._models, name)
         slots = [each for served in found for each in self._slots.of(served)]
         shown = await self._slots.set_drained(slots, scope, undrain=self._undrain)
         await send_json(send, msgspec.json.encode({"object": "list", "model": name, "data": shown}))

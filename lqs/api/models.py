@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 from lqs.api.errors import send_json
 from lqs.api.intake import no_such_model
 from lqs.api.services import Services
+from lqs.engine.routing import shared_names
 
 if TYPE_CHECKING:
     from lqs.engine.served import Served
@@ -57,7 +58,7 @@ class ModelInfo:
 
 def _names_of(served: Served) -> tuple[str, ...]:
     """What a model can be asked for by."""
-    return (served.name, served.name.partition("@")[0], *served.config.aliases)
+    return (served.name, *shared_names(served.name, served.config.aliases))
 
 
 def _shape(served: Served) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from lqs.engine.slot import Slot
-from lqs.errors import DeviceError, place_of
+from lqs.errors import reason_of
 
 # What a worker says that computes nothing any more.
 OUT_OF_WORK = ("dead", "failed")
@@ -74,7 +74,7 @@ class Opening:
         try:
             self.new = self._models.open_again(self._slot, self.number)
         except Exception as error:
-            self.failure = str(error) if isinstance(error, DeviceError) else place_of(error)
+            self.failure = reason_of(error)
 
 
 @dataclass(slots=True)

@@ -63,7 +63,7 @@ def smaller(size: Size) -> Size | None:
     Half of the context, and no more sequences than that is good for; in the end fewer sequences alone, as their
     outputs take memory too.
     """
-    half = _in_pads(size.kv_tokens // 2) or size.kv_tokens
+    half = in_pads(size.kv_tokens // 2) or size.kv_tokens
     less = Size(half, fewer_sequences(size.num_sequences, half))
     return None if less == size else less
 
@@ -88,6 +88,11 @@ def budget_bytes(config: Config, group: Group) -> int:
     """What a CPU device slot may take beside the weights; 0: no bound."""
     budgets = config.engine.memory_mb
     return budgets[min(group.number, len(budgets) - 1)] * _MB if budgets and group.is_cpu else 0
+
+
+def tokens_within(budget: int, group: Group, needs: Needs) -> int:
+    """The cells that a CPU device slot has in so many bytes, its compute buffers beside them; 0 or less: none."""
+    return (budget - needs.compute_bytes(group)) // max(needs.token_bytes(group), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +133,7 @@ class Planner:
     def _useful_tokens(self) -> int:
         """More cells than these would help nobody."""
         n_ctx_train = self.needs.n_ctx_train
-        return _in_pads(min(_AUTO_CONTEXTS * n_ctx_train, max(_AUTO_TOKENS_MAX, n_ctx_train)))
+        return in_pads(min(_AUTO_CONTEXTS * n_ctx_train, max(_AUTO_TOKENS_MAX, n_ctx_train)))
 
     def _auto_tokens(self, group: Group) -> int:
         """As many cells as are useful and fit beside weights, compute buffers and margin; at least one pad."""
@@ -137,12 +142,12 @@ class Planner:
             fitting = self._fitting(group, pool)
             tokens = tokens if fitting is None else min(tokens, fitting)
         if budget := budget_bytes(self.config, group):
-            tokens = min(tokens, (budget - needs.compute_bytes(group)) // max(needs.token_bytes(group), 1))
+            tokens = min(tokens, tokens_within(budget, group, needs))
             if tokens < PAD_TOKENS:
                 least = -(-(needs.compute_bytes(group) + PAD_TOKENS * needs.token_bytes(group)) // _MB)
                 what = f"{budget // _MB} MB hold no context of {PAD_TOKENS} tokens on {group}"
                 raise ConfigError(f"engine.memory_mb: {what}; {least} would.")
-        return _in_pads(tokens)
+        return in_pads(tokens)
 
     def _fitting(self, group: Group, pool: str) -> int | None:
         """The cells that fit in a pool, None where nobody knows. Raises ConfigError for less than one pad."""
@@ -165,7 +170,8 @@ class Planner:
         return fitting
 
 
-def _in_pads(tokens: int) -> int:
+def in_pads(tokens: int) -> int:
+    """The largest size of a context that is not above this one."""
     return tokens // PAD_TOKENS * PAD_TOKENS
 
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from lqs.config import Config
-from lqs.engine.care import OUT_OF_WORK, Care, Opening, Opens, Stage, Standing
+from lqs.engine.care import OUT_OF_WORK, SOUND, Care, Opening, Opens, Stage, Standing
 from lqs.engine.slot import Slot
 from lqs.request import NS_PER_S
 
@@ -79,7 +79,7 @@ class Keeper:
         care = self._care.get(slot.device)
         # Nobody has looked at it yet, or not since it died.
         if care is None or care.slot is not slot or care.stage.is_out != (slot.worker.state in OUT_OF_WORK):
-            return Standing(Stage.SOUND)
+            return SOUND
         is_left = self._may_open(slot, care) and care.stage is not Stage.QUARANTINE
         return Standing(
             care.stage,

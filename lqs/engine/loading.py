@@ -131,7 +131,7 @@ class Loader:
             size.kv_tokens,
             seat.number,
             seat.place,
-            cards=cards_of(self._drill, seat.number, tuple(gpu.uuid for gpu in seat.plan.group.gpus)),
+            cards=cards_of(self._drill, seat.number, seat.cards),
             token_bytes=plan.kv_bytes_per_token,
             num_sequences=size.num_sequences,
             cores=seat.plan.cores,

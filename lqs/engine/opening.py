@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from lqs.engine.fitting import SlotPlan
 from lqs.engine.slot import NoWorker, Slot
-from lqs.errors import DeviceError, place_of
+from lqs.errors import reason_of
 from lqs.observe.log import Log
 
 _LOOK_S = 0.2
@@ -24,6 +24,11 @@ class Seat:
     place: int  # Among those of its model.
     plan: SlotPlan
     slot: int  # The device slot's number for an operator: that of its first seat.
+
+    @property
+    def cards(self) -> tuple[str, ...]:
+        """The UUIDs of its GPUs."""
+        return tuple(gpu.uuid for gpu in self.plan.group.gpus)
 
 
 class Opening:
@@ -74,8 +79,7 @@ class Opening:
     def _fail(self, seat: Seat, reason: str, *, is_parked: bool = False) -> None:
         self._log.error("device slot does not open", device=seat.device, reason=reason)
         worker = NoWorker(reason, is_parked=is_parked)
-        cards = tuple(gpu.uuid for gpu in seat.plan.group.gpus)
-        self.failed.append(Slot(seat.device, worker, seat.plan.kv_tokens, seat.number, seat.place, cards=cards))
+        self.failed.append(Slot(seat.device, worker, seat.plan.kv_tokens, seat.number, seat.place, cards=seat.cards))
 
     def _open(self, seat: Seat) -> None:
         began_s = time.monotonic()
@@ -83,7 +87,7 @@ class Opening:
             slot = self._open_one(seat)
         except Exception as error:
             # Whatever it is: a device slot that is not told counts as one that is still to come.
-            self._fail(seat, str(error) if isinstance(error, DeviceError) else place_of(error))
+            self._fail(seat, reason_of(error))
         else:
             seconds = round(time.monotonic() - began_s, 2)
             self._log.info(

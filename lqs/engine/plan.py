@@ -19,7 +19,16 @@ from pathlib import Path
 
 from lqs.config import Config
 from lqs.engine.cores import memory_free_bytes
-from lqs.engine.fitting import PAD_TOKENS, Planner, Size, SlotPlan, budget_bytes, padded, weights_by_pool
+from lqs.engine.fitting import (
+    Planner,
+    Size,
+    SlotPlan,
+    budget_bytes,
+    in_pads,
+    padded,
+    tokens_within,
+    weights_by_pool,
+)
 from lqs.engine.gguf import read_header
 from lqs.engine.needs import Needs, needs_of
 from lqs.errors import StartError
@@ -161,7 +170,7 @@ def check_fits(config: Config, plan: Plan) -> None:
         slots = [slot for slot in plan.slots if pool in slot.takes]
         over = takes - room
         a_token = sum(-(-plan.needs.token_bytes(slot.group) // len(slot.group.pools)) for slot in slots)
-        most = (slots[0].kv_tokens - -(-over // max(a_token, 1))) // PAD_TOKENS * PAD_TOKENS
+        most = in_pads(slots[0].kv_tokens - -(-over // max(a_token, 1)))
         lower = f"at most {most}" if most > 0 else "or engine.kv_margin_mb lower, or a smaller model"
         where = "" if pool == SYSTEM_POOL else f" on {pool}"
         raise StartError(
@@ -171,11 +180,10 @@ def check_fits(config: Config, plan: Plan) -> None:
 
 def _check_budget(config: Config, plan: Plan, slot: SlotPlan) -> None:
     """A context that was set by hand is not cut, so it is told."""
-    budget, needs = budget_bytes(config, slot.group), plan.needs
+    budget = budget_bytes(config, slot.group)
     if not budget or slot.takes[SYSTEM_POOL] <= budget:
         return
-    left = budget - needs.compute_bytes(slot.group)
-    most = left // max(needs.token_bytes(slot.group), 1) // PAD_TOKENS * PAD_TOKENS
+    most = in_pads(tokens_within(budget, slot.group, plan.needs))
     lower = f"set at most {most}, or 0 for what fits, or more memory" if most > 0 else "set more memory"
     raise StartError(
         f"engine.memory_mb: {budget // _MB} MB for {slot.group}, and engine.ctx {slot.kv_tokens} takes "

@@ -10,7 +10,7 @@ from lqs.engine.catalog import Entry
 from lqs.engine.cores import in_ranges
 from lqs.engine.fitting import SlotPlan
 from lqs.engine.plan import Plan
-from lqs.engine.routing import base_of
+from lqs.engine.routing import shared_names
 
 
 def remarks_on(entries: Sequence[Entry], plans: Sequence[Plan]) -> Iterator[str]:
@@ -28,7 +28,7 @@ def _without_share(entries: Sequence[Entry]) -> Iterator[str]:
     """Names behind which nobody takes part of the requests."""
     behind: defaultdict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
-        for name in dict.fromkeys((base_of(entry.name), *entry.model.aliases)):
+        for name in shared_names(entry.name, entry.model.aliases):
             behind[name].append(entry)
     for name, choices in behind.items():
         if len(choices) > 1 and not any(entry.model.share for entry in choices):

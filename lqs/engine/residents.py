@@ -169,9 +169,8 @@ class Residents:
         first = next((name for name in self._line if self._models[name].standing is Standing.WAITING), None)
         if first is None or self._is_loading:
             return None
-        if self._fits(self._models[first], self._used):
-            return self._load(first)
-        return self._make_room(first, is_used, now_ns)
+        lacking = self._lacking(self._models[first])
+        return self._make_room(first, lacking, is_used, now_ns) if lacking else self._load(first)
 
     @property
     def has_line(self) -> bool:
@@ -191,19 +190,17 @@ class Residents:
         is_loaded_in_vain = model.standing is Standing.LOADING and model.is_leaving
         return is_loaded_in_vain or model.standing in (Standing.CLOSED, Standing.UNLOADING)
 
-    def _fits(self, model: Resident, used: Mapping[str, int]) -> bool:
-        return all(
-            used.get(pool, 0) + takes <= self._room[pool] for pool, takes in model.takes.items() if pool in self._room
-        )
-
-    def _make_room(self, first: str, is_used: Callable[[str], bool], now_ns: int) -> Step | None:
-        """One more leaves, or is closed, of those whose memory the first that waits lacks."""
-        model, used = self._models[first], self._used
-        lacking = [
-            pool
-            for pool, takes in model.takes.items()
-            if pool in self._room and used.get(pool, 0) + takes > self._room[pool]
+    def _lacking(self, model: Resident) -> list[str]:
+        """The pools in which there is no room for it beside those in memory."""
+        used = self._used
+        return [
+            pool for pool, takes in model.takes.items() if pool in self._room and used[pool] + takes > self._room[pool]
         ]
+
+    def _make_room(
+        self, first: str, lacking: Sequence[str], is_used: Callable[[str], bool], now_ns: int
+    ) -> Step | None:
+        """One more leaves, or is closed, of those whose memory the first that waits lacks."""
         if any(each.standing is Standing.UNLOADING for each in self._models.values() if _takes_of(each, lacking)):
             # It may be enough.
             return None
@@ -215,7 +212,7 @@ class Residents:
         unused = [name for _, name in may_leave if not is_used(name)]
         if unused:
             return self._unload(unused[0])
-        is_over = now_ns - model.waits_since_ns >= self._patience_ns
+        is_over = now_ns - self._models[first].waits_since_ns >= self._patience_ns
         if may_leave and is_over and not self._is_one_closed_for(first, lacking):
             self._models[may_leave[0][1]].standing = Standing.CLOSED
         return None

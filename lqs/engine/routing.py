@@ -36,7 +36,7 @@ class Routing:
         self._names = {name for name, _, _ in models}
         self._behind: dict[str, list[Choice]] = {}
         for name, share, aliases in models:
-            for shared in dict.fromkeys((base_of(name), *aliases)):
+            for shared in shared_names(name, aliases):
                 self._behind.setdefault(shared, []).append(Choice(name, share))
         self.first = base_of(models[0][0])
 
@@ -64,6 +64,11 @@ class Routing:
         # Those that cannot are asked only where nobody can: they say why.
         choices = [each for each in choices if can_serve(each.name)] or choices
         return _next_of(choices).name
+
+
+def shared_names(name: str, aliases: Iterable[str]) -> list[str]:
+    """The names that a model may have together with others, each once."""
+    return list(dict.fromkeys((base_of(name), *aliases)))
 
 
 def base_of(name: str) -> str:

@@ -85,6 +85,11 @@ class House:
 
     # What the test does.
 
+    def fail_at_first(self, place: int, cards: tuple[str, ...] = ()) -> None:
+        """Its load failed before it ever lived."""
+        slot = self._slots[place]
+        slot.worker, slot.cards = NoWorker("no memory", {"num_steps": 0, "step_ns": 0}), cards
+
     def look(self, at_s: float) -> None:
         self.now_s = at_s
         self.keeper.look(int(at_s * S))
@@ -187,8 +192,7 @@ def test_a_load_that_fails_is_tried_less_and_less_often_and_not_for_ever() -> No
     """B55: 1, 2, 4, 5, 5 seconds after the failure before, then never again."""
     house = House(reload_attempts=5, reload_backoff_max_s=5.0)
     house.look(0)
-    house._slots[0].worker = NoWorker("no memory")
-    house[0].figures = {"num_steps": 0, "step_ns": 0}
+    house.fail_at_first(0)
     house.num_failures = 100
     tried = []
     for tenth in range(600):
@@ -205,8 +209,7 @@ def test_a_load_that_fails_is_tried_less_and_less_often_and_not_for_ever() -> No
 
 def test_one_whose_load_failed_at_first_serves_when_it_can() -> None:
     house = House()
-    house._slots[1].worker = NoWorker("no memory")
-    house[1].figures = {"num_steps": 0, "step_ns": 0}
+    house.fail_at_first(1)
     house.num_failures = 1
     for at_s in (0, 1):
         house.look(at_s)
@@ -256,8 +259,7 @@ def test_a_card_is_not_opened_anew() -> None:
 def test_a_card_without_memory_at_the_start_is_tried_again() -> None:
     """Nothing failed in CUDA: others took the memory, and may give it back."""
     house = House(("cuda:0", "cpu:0"))
-    house._slots[0].worker, house._slots[0].cards = NoWorker("no memory"), ("GPU-a",)
-    house[0].figures = {"num_steps": 0, "step_ns": 0}
+    house.fail_at_first(0, ("GPU-a",))
     house.num_failures = 1
     for at_s in (0, 1):
         house.look(at_s)
@@ -276,8 +278,7 @@ def test_a_card_without_memory_at_the_start_is_tried_again() -> None:
 
 def test_a_load_that_failed_on_a_card_that_is_lost_since_is_not_tried_again() -> None:
     house = House(("cuda:0", "cpu:0"))
-    house._slots[0].worker, house._slots[0].cards = NoWorker("no memory"), ("GPU-a",)
-    house[0].figures = {"num_steps": 0, "step_ns": 0}
+    house.fail_at_first(0, ("GPU-a",))
     house.look(0)
     assert house.stage(0) is Stage.BACKOFF
     house.keeper._lost_cards = lambda: {"GPU-a": "the driver reported XID 79"}
@@ -289,8 +290,7 @@ def test_a_load_that_failed_on_a_card_that_is_lost_since_is_not_tried_again() ->
 
 def test_a_card_where_libllama_gives_up_while_it_is_opened_is_not_tried_again() -> None:
     house = House(("cuda:0",))
-    house._slots[0].worker = NoWorker("no memory")
-    house[0].figures = {"num_steps": 0, "step_ns": 0}
+    house.fail_at_first(0)
     house.gate = threading.Event()
     for at_s in (0, 1):
         house.look(at_s)
@@ -306,9 +306,7 @@ def test_a_card_that_is_lost_while_something_opens_on_it_takes_it_when_it_is_ope
     house = House(("cuda:0", "cpu:1"))
     lost: dict[str, str] = {}
     house.keeper._lost_cards = lambda: lost
-    house._slots[0].cards = ("GPU-a",)
-    house._slots[0].worker = NoWorker("no memory")
-    house[0].figures = {"num_steps": 0, "step_ns": 0}
+    house.fail_at_first(0, ("GPU-a",))
     house.gate = threading.Event()
     house.look(0)
     house.look(10)

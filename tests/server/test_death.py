@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fake_nvml import card, compile_library, environ_of, replace_script
-from tests.server.client import collect
+from tests.server.client import Call, collect
 from tests.server.conftest import Start
 from tests.server.process import Server, until
 
@@ -42,6 +42,16 @@ def assert_says_so(server: Server) -> None:
     assert server.metric("lqs_device_healthy") == 0
     assert server.metric("lqs_ready") == 0
     assert time.monotonic() - began_s < 5
+
+
+def assert_told(stream: Call, *others: Call) -> None:
+    """The stream had begun, the others had not."""
+    told = collect(stream)
+    assert told.error is not None
+    assert (told.error["code"], told.is_done) == ("no_device", False)
+    for call in others:
+        answer = call.answer()
+        assert (answer.status, answer.code) == (503, "no_device")
 
 
 def dying(start: Start, tiny: Path, hold_s: float = 10) -> Server:
@@ -78,12 +88,7 @@ def test_a_worker_that_freezes_is_found_and_told_of(start: Start, tiny: Path) ->
     waiting = [server.complete(5), server.complete(5, stream=True)]
     until(lambda: server.metric("lqs_device_steps_total") >= STEP - 1)
     assert server.ask("GET", "/livez").status == 200
-    told = collect(stream)
-    assert told.error is not None
-    assert (told.error["code"], told.is_done) == ("no_device", False)
-    for call in (whole, *waiting):
-        answer = call.answer()
-        assert (answer.status, answer.code) == (503, "no_device")
+    assert_told(stream, whole, *waiting)
     assert_says_so(server)
     assert server.metric("lqs_steps_stalled_total") == 1
     until(lambda: re.search(r"^error .*device slot does not work.*its step did not end", server.log, re.MULTILINE))
@@ -100,12 +105,7 @@ def test_a_card_that_is_lost_takes_the_only_device_slot_with_it(start: Start, ti
     server.wait_running(2)
     waiting = [server.complete(5), server.complete(5, stream=True)]
     replace_script(script, card("GPU-a"), "event card=GPU-a xid=79")
-    told = collect(stream)
-    assert told.error is not None
-    assert (told.error["code"], told.is_done) == ("no_device", False)
-    for call in (whole, *waiting):
-        answer = call.answer()
-        assert (answer.status, answer.code) == (503, "no_device")
+    assert_told(stream, whole, *waiting)
     assert_says_so(server)
     until(lambda: "its GPU is lost: the driver reported XID 79" in server.log)
     server.wait_at_rest()

@@ -12,6 +12,7 @@ from lqs.engine.synth import Recipe, parse_shape, write
 from tests.server.client import Answer, Call, collect
 from tests.server.conftest import Start
 from tests.server.process import Server, until
+from tests.server.test_fleet import standing
 
 CONFIG = """
 server.close_s = 1
@@ -54,11 +55,6 @@ def slots(server: Server, *what: str) -> list[tuple[Any, ...]]:
 
 def post(server: Server, path: str, body: Any = None) -> Answer:
     return server.ask("POST", f"/admin/{path}", body)
-
-
-def standing(server: Server, model: str) -> str:
-    listed = server.ask("GET", "/admin/models").json["data"]
-    return str({each["id"]: each["standing"] for each in listed}[model])
 
 
 def both_run(server: Server) -> list[Call]:
@@ -132,7 +128,7 @@ def test_a_drained_version_leaves_its_share_to_the_others(start: Start, files: l
     assert answered(10)[200, "qwen@v1"] >= 8
     left = post(server, "models/qwen/unload")
     assert (left.status, [each["id"] for each in left.json["data"]]) == (202, ["qwen@v1", "qwen@v2"])
-    until(lambda: {standing(server, "qwen@v1"), standing(server, "qwen@v2")} == {"absent"})
+    until(lambda: {standing(server)["qwen@v1"], standing(server)["qwen@v2"]} == {"absent"})
     assert post(server, "models/qwen@v1/load").json["id"] == "qwen@v1"
     until(lambda: answered(1) == {(200, "qwen@v1"): 1})
     server.start_figures["files"] = server.num_files
@@ -162,13 +158,13 @@ def test_a_model_is_drained_and_opened_whether_it_is_in_memory_or_not(start: Sta
     assert shown() == ("absent", [])
     # Absent: a request for it does not bring it.
     assert [each["state"] for each in post(server, "models/qwen@v2/drain").json["data"]] == ["drained"]
-    assert (ask().code, standing(server, "qwen@v2")) == ("draining", "absent")
+    assert (ask().code, standing(server)["qwen@v2"]) == ("draining", "absent")
     # Brought by hand it is still drained, and also when it has left and come back.
     post(server, "models/qwen@v2/load")
-    until(lambda: standing(server, "qwen@v2") == "ready")
+    until(lambda: standing(server)["qwen@v2"] == "ready")
     assert (ask().code, shown()) == ("draining", ("drained", ["operator"]))
     post(server, "models/qwen@v2/unload")
-    until(lambda: standing(server, "qwen@v2") == "absent")
+    until(lambda: standing(server)["qwen@v2"] == "absent")
     # Opened while it is away, it comes with the next request.
     assert [each["state"] for each in post(server, "models/qwen@v2/undrain").json["data"]] == ["absent"]
     assert ask().status == 200
