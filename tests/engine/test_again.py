@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from lqs import _core, _engine
-from tests.engine.rig import Rig
-from tests.engine.test_swap import assert_nothing_is_left
+from lqs import _core
+from tests.engine.rig import Rig, alone
+from tests.engine.test_swap import assert_nothing_is_left, expect_short, grammar
 from tests.engine.test_worker import PROMPTS, chat
 
 LENGTH, STOP = _core.Finish.FINISH_LENGTH, _core.Finish.FINISH_STOP
@@ -21,14 +21,9 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def alone(model: Any, prompts: list[str], **options: Any) -> list[Any]:
-    with Rig(model, n_ctx=1024, n_seq=1, threads=1, prefix_cache=False) as rig:
-        return [rig.ask(p, **options) for p in prompts]
-
-
 def options_of(model: Any, kind: str) -> dict[str, Any]:
-    more = {"grammar": _engine.Grammar(model, COLOURS)} if kind == "grammar" else {}
-    return {"max_tokens": 40, "ignore_eos": kind != "grammar", **KINDS[kind], **more}
+    more = {"grammar": grammar(model, COLOURS)} if kind == "grammar" else {}
+    return {"max_tokens": 30, "ignore_eos": kind != "grammar", **KINDS[kind], **more}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -77,7 +72,7 @@ def test_a_worker_that_hangs_and_wakes_is_not_heard_any_more(default_model: Any,
         rig.scheduler.set_stall(0, 500_000_000)
         answers = [rig.submit(p, **options) for p in prompts]
         rig.pump(lambda: all(a.num_tokens >= 5 for a in answers))
-        rig.worker.break_at("hang", for_s=3.0)
+        rig.worker.break_at("hang", for_s=2.0)
         rig.finish(*answers)
         assert [(a.text, a.logprobs) for a in answers] == [(w.text, w.logprobs) for w in want]
         assert rig.scheduler.snapshot()["num_stalled"] == 1
@@ -182,14 +177,16 @@ def test_two_to_blame_among_others_do_not_cost_the_device_slot(default_model: An
 def test_with_little_kv_those_that_come_and_those_that_are_there_all_end(default_model: Any) -> None:
     """Promises that grow: some are put out, some go on, and every text is the same."""
     prompts = [chat(p) for p in PROMPTS[:8]]
-    options = options_of(default_model, "greedy") | {"max_tokens": 64}
+    options = options_of(default_model, "greedy")
     want = alone(default_model, prompts, **options)
-    with Rig(default_model, num_slots=2, n_ctx=1024, kv_tokens=400, n_seq=4, threads=1, kv_block=16) as rig:
+    with Rig(default_model, num_slots=2, n_ctx=1024, kv_tokens=180, n_seq=4, threads=1, kv_block=16) as rig:
+        expect_short(rig)
         answers = [rig.submit(p, level=i % 4, **options) for i, p in enumerate(prompts)]
         rig.pump(lambda: sum(a.num_tokens for a in answers) >= 60)
         rig.worker.break_at("assert")
         rig.finish(*answers)
         assert [a.text for a in answers] == [w.text for w in want]
         assert {a.outcome.finish for a in answers} == {LENGTH}
+        assert rig.scheduler.snapshot()["slots"][1]["num_put_out"] > 0
         rig.worker = rig.workers[1]
         assert_nothing_is_left(rig)

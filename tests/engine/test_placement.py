@@ -39,7 +39,8 @@ class Twins:
             n_seq, n_ctx, weight = draw.choice([3, 4]), draw.choice([256, 512]), [2.0, 1.0][number % 2]
             slot = self.scheduler.add_device_slot(kv_tokens=n_ctx, num_sequences=n_seq, weight=weight)
             slots.append(reference.Slot(0, n_ctx, n_seq, weight))
-            self.workers.append(_engine.Worker(self.scheduler, slot, model, n_ctx=n_ctx, n_seq=n_seq, threads=1))
+            shape = {"n_ctx": n_ctx, "n_seq": n_seq, "threads": 1, "n_warm": 1}
+            self.workers.append(_engine.Worker(self.scheduler, slot, model, **shape))
         rules = reference.Backlog(
             num_lanes=2, num_levels=3, num_keys=1, aging_step_ns=0, aged_every=4, key_weights=[1.0],
             lane_weights=[3.0, 1.0], num_places=0,
@@ -66,9 +67,8 @@ class Twins:
             thread.join(LIMIT_S)
             worker.close()
 
-    def submit(self, text, *, lane=0, level=1, prefixes=()):
+    def submit(self, text, *, max_tokens=NUM_TOKENS, lane=0, level=1, prefixes=()):
         """Let one wait that nobody reads: it runs until it is told to end."""
-        max_tokens = NUM_TOKENS
         ids = self.model.tokenize(text.encode(), False, True)
         work = _engine.Completion(self.model, ids, max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
         answer, number = Answer(), len(self.waiters)
@@ -154,8 +154,8 @@ def test_every_decision_is_the_references(default_model, policy, num_slots):
 
 def test_a_split_of_two_to_one_lands_within_two_percent(default_model):
     with Twins(default_model, "weighted_round_robin", 2) as twins:
-        for _ in range(10):
-            numbers = [twins.submit("Once") for _ in range(3)]
+        for _ in range(5):
+            numbers = [twins.submit("Once", max_tokens=20) for _ in range(6)]
             twins.round()
             for number in numbers:
                 twins.let_end(number)

@@ -1,5 +1,6 @@
 """Requests that pause, give up their cells and come back: nobody sees it but by the clock."""
 
+import functools
 import random
 import time
 
@@ -9,7 +10,7 @@ from lqs import _core, _engine
 from lqs.engine import synth
 from lqs.engine.plan import make_plan
 from lqs.settings import load
-from tests.engine.rig import Rig
+from tests.engine.rig import Rig, alone
 from tests.engine.test_worker import PROMPTS, chat
 
 LENGTH, CANCELLED, TIMEOUT = _core.Finish.FINISH_LENGTH, _core.Finish.FINISH_CANCELLED, _core.Finish.FINISH_TIMEOUT
@@ -24,15 +25,14 @@ def tiny(tmp_path_factory):
     return model
 
 
+@functools.cache
+def grammar(model, rule):
+    return _engine.Grammar(model, rule)
+
+
 def expect_short(rig) -> None:
     """Let the core believe that answers are short, so that it starts more than will fit."""
     rig.finish(*[rig.submit([1, 2, 3], max_tokens=2, ignore_eos=True, cache_prompt=False) for _ in range(20)])
-
-
-def alone(model, prompts, **options):
-    """What each says undisturbed, with KV for its longest answer."""
-    with Rig(model, n_ctx=2048, n_seq=1, threads=1, prefix_cache=False) as rig:
-        return [rig.ask(p, **options) for p in prompts]
 
 
 def assert_nothing_is_left(rig) -> None:
@@ -50,16 +50,15 @@ def assert_nothing_is_left(rig) -> None:
 @pytest.mark.parametrize("swap_bytes", [COPIED, COMPUTED])
 def test_with_kv_for_half_of_the_growth_every_text_is_whole_and_the_low_classes_pay(default_model, swap_bytes):
     prompts = [chat(p) for p in PROMPTS[:8]]
-    want = alone(default_model, prompts, max_tokens=64, temperature=0.0, ignore_eos=True)
+    options = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True}
+    want = alone(default_model, prompts, **options)
     num_prompt = sum(len(default_model.tokenize(p.encode(), False, True)) for p in prompts)
-    kv_tokens = num_prompt + 8 * 64 // 2
+    kv_tokens = num_prompt + 8 * 40 // 2
     with Rig(
         default_model, n_ctx=1024, kv_tokens=kv_tokens, n_seq=8, threads=1, kv_block=BLOCK, swap_bytes=swap_bytes
     ) as rig:
         expect_short(rig)
-        answers = [
-            rig.submit(p, max_tokens=64, temperature=0.0, ignore_eos=True, level=i % 4) for i, p in enumerate(prompts)
-        ]
+        answers = [rig.submit(p, level=i % 4, **options) for i, p in enumerate(prompts)]
         rig.finish(*answers)
         assert [a.text for a in answers] == [w.text for w in want]
         assert {a.outcome.finish for a in answers} == {LENGTH}
@@ -92,32 +91,33 @@ def test_with_kv_for_half_of_the_growth_every_text_is_whole_and_the_low_classes_
     ids=["seed", "penalties", "logprobs", "stops", "grammar"],
 )
 def test_what_a_request_carries_goes_on_where_it_was(default_model, options, swap_bytes):
+    options = options | {"max_tokens": 32, "ignore_eos": True}
     if "grammar" in options:
-        options = options | {"grammar": _engine.Grammar(default_model, options["grammar"])}
+        options |= {"grammar": grammar(default_model, options["grammar"])}
     prompts = [chat(p) for p in PROMPTS[:4]]
-    want = alone(default_model, prompts, max_tokens=48, ignore_eos=True, **options)
-    with Rig(default_model, n_ctx=512, kv_tokens=260, n_seq=4, threads=1, kv_block=BLOCK, swap_bytes=swap_bytes) as rig:
+    want = alone(default_model, prompts, **options)
+    with Rig(default_model, n_ctx=512, kv_tokens=170, n_seq=4, threads=1, kv_block=BLOCK, swap_bytes=swap_bytes) as rig:
         expect_short(rig)
-        answers = [rig.submit(p, max_tokens=48, ignore_eos=True, level=1, **options) for p in prompts]
+        answers = [rig.submit(p, level=1, **options) for p in prompts]
         rig.finish(*answers)
         assert rig.worker.snapshot()["num_preemptions"] > 0
         assert [a.text for a in answers] == [w.text for w in want]
         assert [a.logprobs for a in answers] == [w.logprobs for w in want]
-        assert [a.num_tokens for a in answers] == [48] * 4
+        assert [a.num_tokens for a in answers] == [32] * 4
         assert_nothing_is_left(rig)
 
 
 def put_out(rig, num: int = 4):
     """`num` requests of which at least one is out just now, and the indices of those that are."""
     expect_short(rig)
-    answers = [rig.submit(chat(p), max_tokens=200, temperature=0.0, ignore_eos=True, level=1) for p in PROMPTS[:num]]
+    answers = [rig.submit(chat(p), max_tokens=80, temperature=0.0, ignore_eos=True, level=1) for p in PROMPTS[:num]]
     rig.pump(lambda: rig.worker.snapshot()["num_out"] > 0)
     return answers
 
 
 @pytest.mark.parametrize("swap_bytes", [COPIED, COMPUTED])
 def test_one_that_is_out_can_be_cancelled_and_the_others_go_on(default_model, swap_bytes):
-    with Rig(default_model, n_ctx=512, kv_tokens=300, n_seq=4, threads=1, kv_block=BLOCK, swap_bytes=swap_bytes) as rig:
+    with Rig(default_model, n_ctx=512, kv_tokens=200, n_seq=4, threads=1, kv_block=BLOCK, swap_bytes=swap_bytes) as rig:
         answers = put_out(rig)
         # The youngest is the first to go and the last to come back.
         rig.scheduler.cancel(answers[-1].handle)
@@ -134,10 +134,10 @@ def test_the_time_of_one_that_is_out_runs_on(default_model):
         expect_short(rig)
         probe = rig.ask(chat(PROMPTS[0]), max_tokens=40, ignore_eos=True, cache_prompt=False).outcome
         token_ns = (probe.finished_ns - probe.prefill_done_ns) // 40
-        first = [rig.submit(chat(p), max_tokens=150, ignore_eos=True) for p in PROMPTS[:3]]
-        # The cells are full after some 140 tokens of all four; the last one would be through after 600.
+        first = [rig.submit(chat(p), max_tokens=120, ignore_eos=True) for p in PROMPTS[:3]]
+        # The cells are full after some 110 tokens of all four; the last one would be through after 480.
         last = rig.submit(
-            chat(PROMPTS[3]), max_tokens=150, ignore_eos=True, stop_ns=time.monotonic_ns() + 250 * token_ns
+            chat(PROMPTS[3]), max_tokens=120, ignore_eos=True, stop_ns=time.monotonic_ns() + 140 * token_ns
         )
         rig.finish(last)
         assert last.outcome.finish == TIMEOUT
@@ -148,7 +148,7 @@ def test_the_time_of_one_that_is_out_runs_on(default_model):
 
 
 def test_one_that_is_out_is_lost_with_its_device_slot(default_model):
-    with Rig(default_model, n_ctx=512, kv_tokens=300, n_seq=4, threads=1, kv_block=BLOCK) as rig:
+    with Rig(default_model, n_ctx=512, kv_tokens=200, n_seq=4, threads=1, kv_block=BLOCK) as rig:
         answers = put_out(rig)
         rig.worker.break_at("assert")
         rig.finish(*answers)
@@ -159,7 +159,7 @@ def test_one_that_is_out_is_lost_with_its_device_slot(default_model):
 
 
 def test_a_worker_that_is_told_to_stop_ends_those_that_are_out(default_model):
-    with Rig(default_model, n_ctx=512, kv_tokens=300, n_seq=4, threads=1, kv_block=BLOCK) as rig:
+    with Rig(default_model, n_ctx=512, kv_tokens=200, n_seq=4, threads=1, kv_block=BLOCK) as rig:
         answers = put_out(rig)
         rig.worker.stop()
         rig.finish(*answers)
@@ -169,7 +169,7 @@ def test_a_worker_that_is_told_to_stop_ends_those_that_are_out(default_model):
 
 def test_a_failed_batch_does_not_wait_for_one_that_is_out(default_model):
     """Suspects are tried alone; one that must give up its cells meanwhile is a suspect no more."""
-    with Rig(default_model, n_ctx=512, kv_tokens=300, n_seq=4, threads=1, kv_block=BLOCK) as rig:
+    with Rig(default_model, n_ctx=512, kv_tokens=200, n_seq=4, threads=1, kv_block=BLOCK) as rig:
         answers = put_out(rig)
         rig.worker.break_at("rc", rc=-3, times=1)
         rig.finish(*answers)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.engine.rig import Rig
+from tests.engine.rig import Rig, alone
 from tests.engine.test_worker import chat
 
 LOW, URGENT = 3, 0
@@ -10,9 +10,15 @@ SHORT, LONG = 0, 1
 LONG_TEXT = "Tell a long story about a fox. " * 12
 
 
+OPTIONS = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True, "cache_prompt": False}
+
+
+def story(number):
+    return chat(f"Tell a story about {number} foxes.")
+
+
 def low(rig, number, **options):
-    options = {"max_tokens": 60, "temperature": 0.0, "ignore_eos": True, "cache_prompt": False} | options
-    return rig.submit(chat(f"Tell a story about {number} foxes."), level=LOW, **options)
+    return rig.submit(story(number), level=LOW, **OPTIONS | options)
 
 
 def urgent(rig):
@@ -23,9 +29,8 @@ def urgent(rig):
 
 @pytest.mark.parametrize(("n_extra", "is_first"), [(1, True), (0, False)])
 def test_an_urgent_request_starts_beside_the_lesser_ones(default_model, n_extra, is_first):
+    want = alone(default_model, [story(number) for number in range(2)], **OPTIONS)
     with Rig(default_model, n_ctx=2048, n_seq=2, n_extra=n_extra, threads=1) as rig:
-        alone = [rig.ask(chat(f"Tell a story about {n} foxes."), max_tokens=60, temperature=0.0, ignore_eos=True,
-                         cache_prompt=False) for n in range(2)]  # fmt: skip
         lesser = [low(rig, number) for number in range(2)]
         rig.pump(lambda: all(answer.text for answer in lesser))
         answer = urgent(rig)
@@ -33,7 +38,7 @@ def test_an_urgent_request_starts_beside_the_lesser_ones(default_model, n_extra,
         assert (not any(one.settled for one in lesser)) == is_first
         rig.finish(answer, *lesser)
         # They stepped back, and nothing else happened to them.
-        assert [one.text for one in lesser] == [one.text for one in alone]
+        assert [one.text for one in lesser] == [one.text for one in want]
         assert rig.scheduler.snapshot()["slots"][0]["num_running"] == 0
 
 
@@ -47,7 +52,7 @@ def test_the_extra_sequences_are_for_nobody_else(default_model):
 
 def test_the_lesser_go_on_while_urgent_ones_run(default_model):
     with Rig(default_model, n_ctx=2048, n_seq=1, n_extra=1, threads=1) as rig:
-        lesser = low(rig, 1, max_tokens=200)
+        lesser = low(rig, 1, max_tokens=120)
         rig.pump(lambda: lesser.num_tokens > 0)
         longer = rig.submit(chat("Count."), level=URGENT, max_tokens=60, temperature=0.0, ignore_eos=True)
         rig.pump(lambda: longer.num_tokens > 0)

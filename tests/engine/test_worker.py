@@ -9,7 +9,7 @@ import time
 import pytest
 
 from lqs import _core, _engine
-from tests.engine.rig import Rig
+from tests.engine.rig import Rig, alone
 
 PROMPTS = [f"Write one sentence about the number {n} and the colour {c}." for n in range(8) for c in ("red", "blue")]
 
@@ -38,29 +38,29 @@ def nothing_leaks(request):
 
 
 def test_a_greedy_answer_is_the_same_alone_and_among_others(rig):
-    alone = [rig.ask(chat(p), max_tokens=24, temperature=0.0, cache_prompt=False) for p in PROMPTS]
-    among = [rig.submit(chat(p), max_tokens=24, temperature=0.0, cache_prompt=False) for p in PROMPTS]
+    prompts, options = [chat(p) for p in PROMPTS[:12]], {"max_tokens": 12, "temperature": 0.0, "cache_prompt": False}
+    want = alone(rig.model, prompts, **options)
+    among = [rig.submit(p, **options) for p in prompts]
     rig.finish(*among)
-    assert [a.text for a in among] == [a.text for a in alone]
-    assert all(a.text for a in alone)
+    assert [a.text for a in among] == [w.text for w in want]
+    assert all(w.text for w in want)
 
 
 @pytest.mark.parametrize("cache_prompt", [False, True])
 def test_a_greedy_answer_does_not_depend_on_who_came_and_went(default_model, cache_prompt):
     """A small cache, requests of many lengths: cells are dropped and laid out again and again."""
+    options = {"temperature": 0.0, "ignore_eos": True}
+    wanted = [(chat(p), 6 + 4 * (i % 6)) for i, p in enumerate(PROMPTS[:12])]
+    want = {}
+    for n in {n for _, n in wanted}:
+        prompts = [p for p, length in wanted if length == n]
+        told = alone(default_model, prompts, max_tokens=n, **options)
+        want |= {p: each.text for p, each in zip(prompts, told, strict=True)}
     with Rig(default_model, n_ctx=1536, n_seq=6, threads=1, num_cached=6) as rig:
-        prompts = [chat(p) for p in PROMPTS]
-        alone = [
-            rig.ask(p, max_tokens=8 + 5 * (i % 6), temperature=0.0, cache_prompt=False, ignore_eos=True).text
-            for i, p in enumerate(prompts)
-        ]
         for _ in range(2):
-            among = [
-                rig.submit(p, max_tokens=8 + 5 * (i % 6), temperature=0.0, cache_prompt=cache_prompt, ignore_eos=True)
-                for i, p in enumerate(prompts)
-            ]
+            among = [rig.submit(p, max_tokens=n, cache_prompt=cache_prompt, **options) for p, n in wanted]
             rig.finish(*among)
-            assert [a.text for a in among] == alone
+            assert [a.text for a in among] == [want[p] for p, _ in wanted]
         assert rig.worker.snapshot()["num_compactions"] > 0
         assert rig.worker.snapshot()["cells_used"] == rig.worker.count_cells()
 
@@ -76,13 +76,13 @@ def test_usage_adds_up_to_the_ledger_and_to_the_workers_count(rig):
 
 
 def test_a_seed_gives_the_same_text_whoever_shares_the_batch(rig):
-    alone = rig.ask(chat("Tell me a story."), max_tokens=32, temperature=1.0, seed=7, top_k=40)
-    crowd = [rig.submit(chat(p), max_tokens=32, temperature=1.0, seed=i) for i, p in enumerate(PROMPTS)]
-    again = rig.submit(chat("Tell me a story."), max_tokens=32, temperature=1.0, seed=7, top_k=40)
-    other = rig.submit(chat("Tell me a story."), max_tokens=32, temperature=1.0, seed=8, top_k=40)
+    first = rig.ask(chat("Tell me a story."), max_tokens=24, temperature=1.0, seed=7, top_k=40)
+    crowd = [rig.submit(chat(p), max_tokens=24, temperature=1.0, seed=i) for i, p in enumerate(PROMPTS)]
+    again = rig.submit(chat("Tell me a story."), max_tokens=24, temperature=1.0, seed=7, top_k=40)
+    other = rig.submit(chat("Tell me a story."), max_tokens=24, temperature=1.0, seed=8, top_k=40)
     rig.finish(again, other, *crowd)
-    assert again.text == alone.text
-    assert other.text != alone.text
+    assert again.text == first.text
+    assert other.text != first.text
 
 
 def test_an_end_of_turn_token_ends_with_stop_and_is_not_in_the_text(rig):
@@ -168,22 +168,24 @@ def test_a_request_past_its_time_limit_ends_with_timeout_and_keeps_what_it_made(
     assert answer.num_tokens == answer.outcome.num_completion_tokens
 
 
+@pytest.fixture(scope="module")
+def narrow(default_model):
+    with Rig(default_model, n_ctx=2048, n_seq=4, n_batch=32, threads=1, prefix_cache=False) as rig:
+        yield rig
+
+
 @pytest.mark.parametrize("num_prompt", [31, 32, 33, 64, 65, 200])
 @pytest.mark.parametrize("num_running", [0, 1, 3])
-def test_a_prompt_longer_than_the_batch_is_computed_in_chunks_with_the_same_text(
-    default_model, num_prompt, num_running
-):
+def test_a_prompt_longer_than_the_batch_is_computed_in_chunks_with_the_same_text(narrow, num_prompt, num_running):
     """Case B36: n_batch 32, 4 sequences, prompts around and over the batch size."""
-    ids = default_model.tokenize(("one two three four five six seven eight nine ten " * 30).encode())[:num_prompt]
-    with Rig(default_model, n_ctx=512, n_seq=4, n_batch=512, threads=1) as rig:
-        whole = rig.ask(ids, max_tokens=6, temperature=0.0, ignore_eos=True)
-    with Rig(default_model, n_ctx=2048, n_seq=4, n_batch=32, threads=1) as rig:
-        others = [rig.submit(chat("Go on."), max_tokens=300, ignore_eos=True) for _ in range(num_running)]
-        rig.pump(lambda: all(o.num_tokens > 0 for o in others))
-        chunked = rig.ask(ids, max_tokens=6, temperature=0.0, ignore_eos=True)
-        for other in others:
-            rig.scheduler.cancel(other.handle)
-        rig.finish(*others)
+    ids = narrow.model.tokenize(("one two three four five six seven eight nine ten " * 30).encode())[:num_prompt]
+    (whole,) = alone(narrow.model, [ids], max_tokens=6, temperature=0.0, ignore_eos=True)
+    others = [narrow.submit(chat("Go on."), max_tokens=300, ignore_eos=True) for _ in range(num_running)]
+    narrow.pump(lambda: all(o.num_tokens > 0 for o in others))
+    chunked = narrow.ask(ids, max_tokens=6, temperature=0.0, ignore_eos=True)
+    for other in others:
+        narrow.scheduler.cancel(other.handle)
+    narrow.finish(*others)
     assert chunked.text == whole.text
 
 
@@ -195,12 +197,12 @@ def test_a_batch_that_cannot_hold_one_token_per_sequence_is_refused(default_mode
 
 
 def test_a_known_prefix_is_not_computed_again_and_changes_no_text(rig):
-    system = "You are a careful assistant. " * 20
+    system = "You are a careful assistant. " * 12
     fresh = [rig.ask(system + p, max_tokens=8, temperature=0.0, cache_prompt=False, scope=1) for p in PROMPTS[:4]]
     cached = [rig.ask(system + p, max_tokens=8, temperature=0.0, scope=1) for p in PROMPTS[:4]]
     assert [a.text for a in cached] == [a.text for a in fresh]
     assert cached[0].outcome.num_cached_tokens == 0
-    assert all(a.outcome.num_cached_tokens >= 100 for a in cached[1:])
+    assert all(a.outcome.num_cached_tokens >= 60 for a in cached[1:])
 
 
 def test_a_prefix_is_shared_with_a_request_that_still_runs(rig):
@@ -225,7 +227,7 @@ def test_cells_are_counted_exactly_through_sharing_cutting_and_eviction(default_
     words = ["alpha beta gamma delta " * 8, "alpha beta gamma zeta " * 8, "one two three four " * 8]
     with Rig(default_model, n_ctx=512, n_seq=3, threads=1, num_cached=4) as rig:
         answers = []
-        for i in range(24):
+        for i in range(20):
             prompt = words[i % 3][: 40 + 11 * (i % 7)] + words[(i // 3) % 3][: 10 * (i % 5)]
             answers.append(rig.submit(prompt, max_tokens=12, temperature=0.0, ignore_eos=True, scope=i % 2))
             if i % 4 == 3:
@@ -240,13 +242,14 @@ def test_cells_are_counted_exactly_through_sharing_cutting_and_eviction(default_
 def test_each_code_of_llama_decode_has_its_outcome(default_model, rc, finish):
     """Case B35: a break-off is tried again; below 0 who fails alone is ended, the rest go on."""
     with Rig(default_model, n_ctx=1024, n_seq=4, threads=1) as rig:
-        want = [rig.ask(chat(p), max_tokens=12, temperature=0.0, cache_prompt=False).text for p in PROMPTS[:4]]
+        prompts, options = [chat(p) for p in PROMPTS[:4]], {"max_tokens": 12, "temperature": 0.0, "cache_prompt": False}
+        want = alone(default_model, prompts, **options)
         rig.worker.break_at("rc", step=rig.worker.snapshot()["num_steps"] + 6, rc=rc, times=1 if rc == 2 else 2)
-        answers = [rig.submit(chat(p), max_tokens=12, temperature=0.0, cache_prompt=False) for p in PROMPTS[:4]]
+        answers = [rig.submit(p, **options) for p in prompts]
         rig.finish(*answers)
         failed = [a for a in answers if a.outcome.finish == _core.Finish.FINISH_ERROR]
         assert len(failed) == (0 if finish == "ok" else 1)
-        assert all(a.text == w for a, w in zip(answers, want, strict=True) if a not in failed)
+        assert all(a.text == w.text for a, w in zip(answers, want, strict=True) if a not in failed)
         assert all(a.outcome.error_code == rc for a in failed)
         assert rig.worker.state == "ready"
 
@@ -277,16 +280,14 @@ def test_a_suspect_that_is_cancelled_leaves_no_suspicion_to_the_next_request(def
 def test_want_of_cells_sets_the_least_aside_and_it_later_completes(default_model, times, swap_bytes):
     """Case B35: rc 1 is counted, the worst class gives up its cells, and both texts are whole."""
     with Rig(default_model, n_ctx=1024, n_seq=3, threads=1, prefix_cache=False, swap_bytes=swap_bytes) as rig:
-        want = [rig.ask(chat(p), max_tokens=12, temperature=0.0, ignore_eos=True).text for p in PROMPTS[:3]]
-        answers = [
-            rig.submit(chat(p), max_tokens=12, temperature=0.0, ignore_eos=True, level=i)
-            for i, p in enumerate(PROMPTS[:3])
-        ]
+        prompts, options = [chat(p) for p in PROMPTS[:3]], {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}
+        want = alone(default_model, prompts, **options)
+        answers = [rig.submit(p, level=i, **options) for i, p in enumerate(prompts)]
         rig.pump(lambda: all(a.num_tokens > 0 for a in answers))
         rig.worker.break_at("rc", rc=1, times=times)
         rig.finish(*answers)
         assert [a.outcome.finish for a in answers] == [_core.Finish.FINISH_LENGTH] * 3
-        assert [a.text for a in answers] == want
+        assert [a.text for a in answers] == [w.text for w in want]
         seen = rig.worker.snapshot()
         assert (seen["num_kv_failures"], seen["num_preemptions"]) == (times, times)
         assert (seen["num_out"], seen["kept_bytes"]) == (0, 0)
@@ -321,7 +322,7 @@ def test_a_reader_that_stalls_pauses_its_own_sequence_only(default_model):
         slow = rig.submit(chat("Write a story."), max_tokens=1500, ignore_eos=True)
         rig.pump(lambda: slow.num_tokens > 0)
         rig.scheduler.hold(slow.handle)
-        quick = rig.ask(chat("Hello"), max_tokens=400, ignore_eos=True, temperature=0.0)
+        quick = rig.ask(chat("Hello"), max_tokens=150, ignore_eos=True, temperature=0.0)
         held = slow.num_tokens
         assert quick.outcome.finish == _core.Finish.FINISH_LENGTH
         assert slow.outcome is None

@@ -13,7 +13,9 @@ from tests.server.conftest import Start
 from tests.server.process import Server
 
 NUM_STREAMS = 32
-NUM_TOKENS = 32
+NUM_TOKENS = 12
+# One that is alone on its device slot finds nothing there.
+UNCACHED = "[engine]\nctx = 1024\nprefix_cache = false\ninter_token_target_ms = 20\n"
 THINGS = (
     "sea", "wind", "desert", "city", "garden", "clock", "bridge", "river", "winter", "horse", "ship", "market",
     "king", "school", "forest", "train", "island", "letter", "kitchen", "mirror", "road", "storm", "farm", "song",
@@ -24,7 +26,7 @@ THINGS = (
 def ask(server: Server, thing: str) -> dict[str, Any]:
     """A stream's body; prompts differ in their first words and in their length."""
     return {
-        "prompt": f"{thing.title()}: a poem about the {thing}" + f", the old {thing}" * (len(thing) - 3) + "\n",
+        "prompt": f"{thing.title()}: a poem about the {thing}" + f", the old {thing}" * (len(thing) % 4) + "\n",
         "max_tokens": NUM_TOKENS,
         "temperature": 0,
         "ignore_eos": True,
@@ -37,16 +39,20 @@ def stream(server: Server, thing: str) -> Streamed:
     return collect(server.call("POST", "/v1/completions", ask(server, thing)))
 
 
+def all_at_once(server: Server, num: int) -> list[Streamed]:
+    """One for each thing, so many at the same time."""
+    with ThreadPoolExecutor(num) as pool:
+        return list(pool.map(lambda thing: stream(server, thing), THINGS))
+
+
 @pytest.mark.timing
 def test_32_streams_at_once_each_have_the_text_they_have_alone(start: Start, default_model: Path) -> None:
-    """And what they are billed adds up to what the metrics count. Both times nothing is in the prefix cache."""
-    flags = ("--parallel", str(NUM_STREAMS), "--ctx", "8192")
-    server = start(default_model, *flags)
-    alone = [stream(server, thing) for thing in THINGS]
+    """And what they are billed adds up to what the metrics count."""
+    server = start(default_model, "--parallel", "1", "--device", "cpu:0", "--device", "cpu:1", config=UNCACHED)
+    alone = all_at_once(server, 2)
     server.stop()
-    server = start(default_model, *flags)
-    with ThreadPoolExecutor(NUM_STREAMS) as pool:
-        together = list(pool.map(lambda thing: stream(server, thing), THINGS))
+    server = start(default_model, "--parallel", str(NUM_STREAMS), "--ctx", "8192")
+    together = all_at_once(server, NUM_STREAMS)
     assert [told.text for told in together] == [told.text for told in alone]
     assert len({told.text for told in together}) == NUM_STREAMS
     assert all(told.is_done and told.finish == "length" for told in together)

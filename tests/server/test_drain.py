@@ -165,13 +165,13 @@ def test_an_error_that_nobody_foresaw_ends_it_cleanly_and_in_one_line(
 
 
 # Two hundred in parts, since a single test may take four minutes at most.
-PARTS = [0, *(pytest.param(part, marks=pytest.mark.stress) for part in range(1, 20))]
+PARTS = [0, *(pytest.param(part, marks=pytest.mark.stress) for part in range(1, 40))]
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_ten_starts_and_stops_under_load_leave_cleanly(start: Start, tiny: Path, part: int) -> None:
+def test_five_starts_and_stops_under_load_leave_cleanly(start: Start, tiny: Path, part: int) -> None:
     """B52: SIGTERM in the middle of a decode, of a load, with debug checks of the event loop; as stress 200 times."""
-    for number in range(10 * part, 10 * part + 10):
+    for number in range(5 * part, 5 * part + 5):
         environ = {"PYTHONASYNCIODEBUG": "1"} if number % 3 == 0 else {}
         is_loaded = number % 5 != 4
         server = start(

@@ -45,7 +45,7 @@ def test_a_file_that_is_cut_short_after_the_load_takes_its_model_out_and_no_othe
     good = files[1].read_bytes()
     server = start(files[0], "--threads", str(threads), config=CONFIG.format(late=files[1]))
     whole = ask(server, "late").text
-    beside = server.complete(4000, stream=True)
+    beside = server.complete(3000, stream=True)
     server.wait_running()
     os.truncate(files[1], 4096)
     broken = ask(server, "late")
