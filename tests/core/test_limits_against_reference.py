@@ -96,7 +96,7 @@ TestLimits = LimitsAgree.TestCase
 TestLimits.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     kind=st.sampled_from([0, 3]),
     capacity=st.integers(50, 4000),

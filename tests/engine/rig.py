@@ -167,10 +167,11 @@ _ALONE: dict[tuple[str, str, str], tuple[Answer, dict[str, Any]]] = {}
 def alone(model: Any, prompts: "list[str] | list[array.array[int]]", **options: Any) -> list[Answer]:
     """What each says with a context for itself. Each is computed once in a run, for all tests that want it."""
     keys = [(model.path, repr(prompt), repr(sorted(options.items()))) for prompt in prompts]
-    if not all(key in _ALONE for key in keys):
-        with Rig(model, num_slots=min(2, len(prompts)), n_ctx=1024, n_seq=1, threads=1, prefix_cache=False) as rig:
-            answers = [rig.submit(prompt, **options) for prompt in prompts]
-            rig.finish(*answers)
+    new = {key: prompt for key, prompt in zip(keys, prompts, strict=True) if key not in _ALONE}
+    if new:
+        with Rig(model, num_slots=min(2, len(new)), n_ctx=1024, n_seq=1, threads=1, prefix_cache=False) as rig:
+            answers = {key: rig.submit(prompt, **options) for key, prompt in new.items()}
+            rig.finish(*answers.values())
         # The options are kept as well: what is known by its address must not make room for another.
-        _ALONE.update((key, (answer, options)) for key, answer in zip(keys, answers, strict=True))
+        _ALONE.update((key, (answer, options)) for key, answer in answers.items())
     return [_ALONE[key][0] for key in keys]

@@ -50,10 +50,10 @@ def assert_nothing_is_left(rig) -> None:
 @pytest.mark.parametrize("swap_bytes", [COPIED, COMPUTED])
 def test_with_kv_for_half_of_the_growth_every_text_is_whole_and_the_low_classes_pay(default_model, swap_bytes):
     prompts = [chat(p) for p in PROMPTS[:8]]
-    options = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True}
+    options = {"max_tokens": 32, "temperature": 0.0, "ignore_eos": True}
     want = alone(default_model, prompts, **options)
     num_prompt = sum(len(default_model.tokenize(p.encode(), False, True)) for p in prompts)
-    kv_tokens = num_prompt + 8 * 40 // 2
+    kv_tokens = num_prompt + 8 * 32 // 2
     with Rig(
         default_model, n_ctx=1024, kv_tokens=kv_tokens, n_seq=8, threads=1, kv_block=BLOCK, swap_bytes=swap_bytes
     ) as rig:

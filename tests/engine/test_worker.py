@@ -227,7 +227,7 @@ def test_cells_are_counted_exactly_through_sharing_cutting_and_eviction(default_
     words = ["alpha beta gamma delta " * 8, "alpha beta gamma zeta " * 8, "one two three four " * 8]
     with Rig(default_model, n_ctx=512, n_seq=3, threads=1, num_cached=4) as rig:
         answers = []
-        for i in range(20):
+        for i in range(16):
             prompt = words[i % 3][: 40 + 11 * (i % 7)] + words[(i // 3) % 3][: 10 * (i % 5)]
             answers.append(rig.submit(prompt, max_tokens=12, temperature=0.0, ignore_eos=True, scope=i % 2))
             if i % 4 == 3:

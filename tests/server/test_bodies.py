@@ -114,8 +114,8 @@ def test_a_slow_upload_ends_with_408_and_holds_no_place(server: Server, framing:
 
 def test_headers_that_do_not_come_end_the_connection(server: Server) -> None:
     """A client that says nothing, or never comes to the end of its headers."""
-    for sent in (b"", b"POST / HTTP/1.1\r\nhost: x\r\n"):
-        call = server.call("POST", CHAT, raw=sent)
+    calls = [server.call("POST", CHAT, raw=sent) for sent in (b"", b"POST / HTTP/1.1\r\nhost: x\r\n")]
+    for call in calls:
         call.sock.settimeout(10)
         assert call.sock.recv(1) == b""
 

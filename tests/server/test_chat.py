@@ -65,7 +65,8 @@ def test_usage_comes_only_when_it_was_asked_for(server: Server, options: dict[st
 
 def test_a_prefix_that_was_computed_before_is_told_and_not_paid_twice(server: Server) -> None:
     prompt = "One two three four five six seven eight nine ten eleven twelve. " * 5
-    first, second = (server.ask("POST", "/v1/completions", {"prompt": prompt, "max_tokens": 4}) for _ in range(2))
+    body = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True}
+    first, second = (server.ask("POST", "/v1/completions", body) for _ in range(2))
     assert first.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert second.json["usage"]["prompt_tokens_details"]["cached_tokens"] > 50
     assert second.usage == first.usage

@@ -27,7 +27,7 @@ server.close_s = 1
 PROMPTS = [
     f"Write a long story about {what}." for what in ("a red fox", "the sea", "an old clock", "rain", "two kings")
 ]
-TOKENS, LONG = 36, 72
+TOKENS, LONG = 32, 60
 
 
 def begin(server: Server, prompt: str, **fields: Any) -> Call:

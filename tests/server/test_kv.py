@@ -10,7 +10,7 @@ from tests.server.client import Streamed, collect
 from tests.server.conftest import Start
 from tests.server.process import Server
 
-NUM_TOKENS = 40
+NUM_TOKENS = 34
 THINGS = ("sea", "wind", "desert", "city", "garden", "clock", "bridge", "river")
 
 
@@ -29,9 +29,9 @@ def stream(server: Server, thing: str, priority: int) -> Streamed:
 
 def test_streams_that_outgrow_the_kv_pause_and_none_is_killed_or_changed(start: Start, default_model: Path) -> None:
     config = "[engine]\nkv_block_tokens = 16\n"
-    server = start(default_model, "--parallel", str(len(THINGS)), "--ctx", "300", config=config)
+    server = start(default_model, "--parallel", str(len(THINGS)), "--ctx", "260", config=config)
     alone = [stream(server, thing, 2) for thing in THINGS]
-    # Answers seem to be short now, so all are started at once; 8 x 50 cells are wanted of 300.
+    # Answers seem to be short now, so all are started at once; 8 x 44 cells are wanted of 260.
     for _ in range(20):
         server.complete(1).answer()
     assert server.metric("vllm:num_preemptions_total") == 0
