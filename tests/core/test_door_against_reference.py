@@ -211,4 +211,4 @@ class DoorsAgree(RuleBasedStateMachine):
 
 
 TestDoors = DoorsAgree.TestCase
-TestDoors.settings = settings(max_examples=300, stateful_step_count=80, deadline=None)
+TestDoors.settings = settings(max_examples=200, stateful_step_count=80, deadline=None)

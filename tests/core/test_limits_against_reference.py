@@ -93,7 +93,7 @@ class LimitsAgree(RuleBasedStateMachine):
 
 
 TestLimits = LimitsAgree.TestCase
-TestLimits.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestLimits.settings = settings(max_examples=130, stateful_step_count=60, deadline=None)
 
 
 @settings(max_examples=40, deadline=None)

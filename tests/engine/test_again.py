@@ -54,7 +54,7 @@ def test_half_a_character_and_half_a_stop_string_are_rebuilt(default_model: Any)
     prompt = "Repeat: \U0001f9ea\U0001f469‍\U0001f52c\U0001f9ea\U0001f469‍\U0001f52c\U0001f9ea\U0001f469‍\U0001f52c"
     options = {"max_tokens": 24, "temperature": 0.0, "ignore_eos": True, "stops": ["\U0001f52c zz".encode()]}
     (want,) = alone(default_model, [prompt], **options)
-    for num_steps in (1, 2, 3, 5, 8, 13):
+    for num_steps in (1, 3, 5, 8, 13):
         with Rig(default_model, num_slots=2, n_ctx=256, n_seq=1, threads=1) as rig:
             rig.worker.break_at("assert", step=num_steps)
             answer = rig.ask(prompt, **options)
@@ -176,13 +176,13 @@ def test_two_to_blame_among_others_do_not_cost_the_device_slot(default_model: An
 
 def test_with_little_kv_those_that_come_and_those_that_are_there_all_end(default_model: Any) -> None:
     """Promises that grow: some are put out, some go on, and every text is the same."""
-    prompts = [chat(p) for p in PROMPTS[:8]]
+    prompts = [chat(p) for p in PROMPTS[:6]]
     options = options_of(default_model, "greedy")
     want = alone(default_model, prompts, **options)
     with Rig(default_model, num_slots=2, n_ctx=1024, kv_tokens=180, n_seq=4, threads=1, kv_block=16) as rig:
         expect_short(rig)
         answers = [rig.submit(p, level=i % 4, **options) for i, p in enumerate(prompts)]
-        rig.pump(lambda: sum(a.num_tokens for a in answers) >= 60)
+        rig.pump(lambda: sum(a.num_tokens for a in answers) >= 40)
         rig.worker.break_at("assert")
         rig.finish(*answers)
         assert [a.text for a in answers] == [w.text for w in want]

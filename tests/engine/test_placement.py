@@ -13,7 +13,7 @@ from tests.core import reference
 
 from .rig import LIMIT_S, Answer
 
-NUM_TURNS = 5
+NUM_TURNS = 4
 # What a step may write takes more than half of it, so one that nobody reads runs on after a few tokens.
 OUT_BUFFER_BYTES = 1024
 NUM_TOKENS = 40

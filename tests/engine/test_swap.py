@@ -110,7 +110,7 @@ def test_what_a_request_carries_goes_on_where_it_was(default_model, options, swa
 def put_out(rig, num: int = 4):
     """`num` requests of which at least one is out just now, and the indices of those that are."""
     expect_short(rig)
-    answers = [rig.submit(chat(p), max_tokens=80, temperature=0.0, ignore_eos=True, level=1) for p in PROMPTS[:num]]
+    answers = [rig.submit(chat(p), max_tokens=64, temperature=0.0, ignore_eos=True, level=1) for p in PROMPTS[:num]]
     rig.pump(lambda: rig.worker.snapshot()["num_out"] > 0)
     return answers
 

@@ -144,9 +144,21 @@ def test_a_gpu_that_is_asked_for_and_cannot_be_had_is_refused_at_the_start(
     assert "listening" not in done.stderr
 
 
+# As it is, but for how long the first reading is waited for.
+IMPATIENT = """
+import sys
+from functools import partial
+import lqs.cards
+
+lqs.cards.read_once = partial(lqs.cards.read_once, 0.5)
+from lqs.cli import main
+sys.exit(main())
+"""
+
+
 def test_a_driver_that_hangs_keeps_nobody_waiting(start: Start, tiny: Path, library: Path, tmp_path: Path) -> None:
     environ = environ_of(library, tmp_path / "gpus", ["hang nvmlInitWithFlags"])
-    server = start(tiny, "--ctx", "512", config="server.close_s = 1\n", environ=environ)
+    server = start(tiny, "--ctx", "512", config="server.close_s = 1\n", environ=environ, program=("-c", IMPATIENT))
     assert server.complete(3).answer().status == 200
     server.signal()
     assert server.wait() == 0

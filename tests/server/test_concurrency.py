@@ -13,7 +13,7 @@ from tests.server.conftest import Start
 from tests.server.process import Server
 
 NUM_STREAMS = 32
-NUM_TOKENS = 12
+NUM_TOKENS = 8
 # One that is alone on its device slot finds nothing there.
 UNCACHED = "[engine]\nctx = 1024\nprefix_cache = false\ninter_token_target_ms = 20\n"
 THINGS = (

@@ -28,7 +28,7 @@ def stream(server: Server, thing: str, priority: int) -> Streamed:
 
 
 def test_streams_that_outgrow_the_kv_pause_and_none_is_killed_or_changed(start: Start, default_model: Path) -> None:
-    config = "[engine]\nkv_block_tokens = 16\n"
+    config = "[engine]\nkv_block_tokens = 16\ninter_token_target_ms = 20\n"
     server = start(default_model, "--parallel", str(len(THINGS)), "--ctx", "260", config=config)
     alone = [stream(server, thing, 2) for thing in THINGS]
     # Answers seem to be short now, so all are started at once; 8 x 44 cells are wanted of 260.

@@ -145,7 +145,7 @@ def test_a_hangup_takes_new_limits_and_keeps_what_did_not_change(server: Server)
 
 def test_the_official_client_waits_as_it_is_told_and_comes_in_at_its_first_retry(start: Start, tiny: Path) -> None:
     """B40: the stock client retries a 429 after `retry-after-ms`."""
-    server = start(tiny, config='[limits.one]\nof = "requests"\namount = 1\nperiod_s = 1.5\n')
+    server = start(tiny, config='[limits.one]\nof = "requests"\namount = 1\nperiod_s = 1.0\n')
     with openai.OpenAI(base_url=f"http://{HOST}:{server.port}/v1", api_key="x", max_retries=1) as client:
         for number in range(3):
             assert client.completions.create(model="", prompt="hi", max_tokens=2).usage.completion_tokens <= 2

@@ -8,7 +8,7 @@ from tests.server.conftest import Start
 from tests.server.process import Server, until
 
 # Opening the second one takes longer than any answer here.
-DRILL = "device_slot=1 slow-load for=4s"
+DRILL = "device_slot=1 slow-load for=3s"
 OPENED = "device slot opened device={}"
 
 

@@ -27,7 +27,7 @@ reload_backoff_s = 0.1
 """
 LONG = 90_000
 # A second or more after it began to work.
-DIES = "device_slot=1 abort@step=3000"
+DIES = "device_slot=1 abort@step=2000"
 VERSIONS = """
 [models."qwen@v1"]
 path = "{0}"

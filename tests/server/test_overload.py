@@ -97,7 +97,7 @@ def test_the_official_client_waits_as_it_is_told_and_is_served(start: Start, tin
     """The stock client retries a 429 after `retry-after-ms`; by then there is room."""
     # One of its own: elsewhere many were promised a place before.
     server = start(tiny, config=CONFIG)
-    inside = [server.complete(LONG // 5) for _ in range(2)]
+    inside = [server.complete(LONG // 10) for _ in range(2)]
     server.wait_waiting(1)
     with (
         openai.OpenAI(base_url=f"http://{HOST}:{server.port}/v1", api_key="x", max_retries=1) as client,
