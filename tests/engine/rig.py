@@ -1,6 +1,7 @@
 """A worker with its scheduler, driven from a test: the server's engine room without HTTP."""
 
 import array
+import functools
 import select
 import threading
 import time
@@ -159,6 +160,12 @@ class Rig:
         answer = self.submit(prompt, **options)
         self.finish(answer)
         return answer
+
+
+@functools.cache
+def grammar(model: Any, rule: str) -> Any:
+    """One for all tests that want it, so that `alone` knows it again."""
+    return _engine.Grammar(model, rule)
 
 
 _ALONE: dict[tuple[str, str, str], tuple[Answer, dict[str, Any]]] = {}

@@ -1,6 +1,5 @@
 """Requests that pause, give up their cells and come back: nobody sees it but by the clock."""
 
-import functools
 import random
 import time
 
@@ -10,7 +9,7 @@ from lqs import _core, _engine
 from lqs.engine import synth
 from lqs.engine.plan import make_plan
 from lqs.settings import load
-from tests.engine.rig import Rig, alone
+from tests.engine.rig import Rig, alone, grammar
 from tests.engine.test_worker import PROMPTS, chat
 
 LENGTH, CANCELLED, TIMEOUT = _core.Finish.FINISH_LENGTH, _core.Finish.FINISH_CANCELLED, _core.Finish.FINISH_TIMEOUT
@@ -23,11 +22,6 @@ def tiny(tmp_path_factory):
     model = _engine.Model(str(synth.write(tmp_path_factory.mktemp("model") / "tiny.gguf", synth.Recipe(dtype="q8_0"))))
     model.load()
     return model
-
-
-@functools.cache
-def grammar(model, rule):
-    return _engine.Grammar(model, rule)
 
 
 def expect_short(rig) -> None:
@@ -108,7 +102,7 @@ def test_what_a_request_carries_goes_on_where_it_was(default_model, options, swa
 
 
 def put_out(rig, num: int = 4):
-    """`num` requests of which at least one is out just now, and the indices of those that are."""
+    """`num` requests of which at least one is out just now."""
     expect_short(rig)
     answers = [rig.submit(chat(p), max_tokens=64, temperature=0.0, ignore_eos=True, level=1) for p in PROMPTS[:num]]
     rig.pump(lambda: rig.worker.snapshot()["num_out"] > 0)

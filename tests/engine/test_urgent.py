@@ -8,8 +8,6 @@ from tests.engine.test_worker import chat
 LOW, URGENT = 3, 0
 SHORT, LONG = 0, 1
 LONG_TEXT = "Tell a long story about a fox. " * 12
-
-
 OPTIONS = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True, "cache_prompt": False}
 
 

@@ -26,15 +26,18 @@ def rig(default_model):
 
 @pytest.fixture(autouse=True)
 def nothing_leaks(request):
-    """After every test the shared rig stands as it stood: no request, no promise, no active sequence."""
+    """After every test a shared rig stands as it stood: no request, no promise, no active sequence."""
     yield
-    if "rig" in request.fixturenames:
-        rig = request.getfixturevalue("rig")
-        rig.pump(lambda: rig.worker.snapshot()["num_active"] == 0)
-        figures = rig.scheduler.snapshot()
-        assert (figures["num_live"], figures["num_running"], figures["num_entered"]) == (0, 0, 0)
-        assert (figures["num_broken"], figures["num_kept"]) == (0, 0)
-        assert [(s["reserved"], s["used"], s["num_running"]) for s in figures["slots"]] == [(0, 0, 0)]
+    for name in {"rig", "narrow"}.intersection(request.fixturenames):
+        assert_as_it_stood(request.getfixturevalue(name))
+
+
+def assert_as_it_stood(rig):
+    rig.pump(lambda: rig.worker.snapshot()["num_active"] == 0)
+    figures = rig.scheduler.snapshot()
+    assert (figures["num_live"], figures["num_running"], figures["num_entered"]) == (0, 0, 0)
+    assert (figures["num_broken"], figures["num_kept"]) == (0, 0)
+    assert [(s["reserved"], s["used"], s["num_running"]) for s in figures["slots"]] == [(0, 0, 0)]
 
 
 def test_a_greedy_answer_is_the_same_alone_and_among_others(rig):
@@ -197,12 +200,12 @@ def test_a_batch_that_cannot_hold_one_token_per_sequence_is_refused(default_mode
 
 
 def test_a_known_prefix_is_not_computed_again_and_changes_no_text(rig):
-    system = "You are a careful assistant. " * 12
+    system = "You are a careful assistant. " * 20
     fresh = [rig.ask(system + p, max_tokens=8, temperature=0.0, cache_prompt=False, scope=1) for p in PROMPTS[:4]]
     cached = [rig.ask(system + p, max_tokens=8, temperature=0.0, scope=1) for p in PROMPTS[:4]]
     assert [a.text for a in cached] == [a.text for a in fresh]
     assert cached[0].outcome.num_cached_tokens == 0
-    assert all(a.outcome.num_cached_tokens >= 60 for a in cached[1:])
+    assert all(a.outcome.num_cached_tokens >= 100 for a in cached[1:])
 
 
 def test_a_prefix_is_shared_with_a_request_that_still_runs(rig):

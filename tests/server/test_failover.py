@@ -15,7 +15,7 @@ from tests.server.process import Server, until
 
 CONFIG = """
 engine.devices = ["cpu:0", "cpu:1"]
-engine.parallel = 4
+engine.parallel = {parallel}
 engine.ctx = 4096
 engine.stall_s = 2.0
 engine.inter_token_target_ms = 20.0
@@ -33,28 +33,23 @@ def begin(server: Server, prompt: str, **fields: Any) -> Call:
     return server.call("POST", "/v1/completions", body | {"stream_options": {"include_usage": True}} | fields)
 
 
-def config(backoff_s: float = 0.2, attempts: int = 5) -> str:
-    return CONFIG.format(backoff_s=backoff_s, attempts=attempts)
+def config(backoff_s: float = 0.2, attempts: int = 5, parallel: int = 4) -> str:
+    return CONFIG.format(backoff_s=backoff_s, attempts=attempts, parallel=parallel)
 
 
 @pytest.fixture(scope="module")
 def wanted(share: Start, default_model: Path) -> list[Streamed]:
     """What each says undisturbed."""
-    server = share(default_model, config=config().replace("engine.parallel = 4", "engine.parallel = 1"))
+    server = share(default_model, config=config(parallel=1))
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(lambda prompt: collect(begin(server, prompt)), PROMPTS))
 
 
-def told_alike(told: list[Streamed], wanted: list[Streamed]) -> None:
+def told_alike(told: list[Streamed], wanted: list[Streamed], num_tokens: int = TOKENS) -> None:
     assert [one.error for one in told] == [None] * len(told)
     assert [(one.text, one.finish, one.is_done) for one in told] == [(w.text, w.finish, True) for w in wanted]
     # Counted once as well.
-    assert [_num_tokens(one) for one in told] == [_num_tokens(w) for w in wanted]
-
-
-def _num_tokens(told: Streamed) -> int:
-    assert told.usage is not None
-    return told.usage["completion_tokens"]
+    assert [one.usage["completion_tokens"] for one in told] == [num_tokens] * len(told)  # type: ignore[index]
 
 
 def opened_anew(server: Server, num: int = 1) -> None:
@@ -104,7 +99,7 @@ def test_a_lost_card_takes_its_device_slot_with_it_and_no_stream(
     assert server.metric("lqs_device_healthy") == 1
     # Undisturbed on the one that is left.
     again = [begin(server, prompt, max_tokens=LONG, cache_prompt=False) for prompt in PROMPTS]
-    told_alike(told, [collect(call) for call in again])
+    told_alike(told, [collect(call) for call in again], LONG)
 
 
 def test_the_drill_lose_card_does_the_same_without_a_driver(

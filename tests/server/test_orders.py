@@ -22,6 +22,7 @@ devices = ["cpu:0", "cpu:1"]
 ctx = 4096
 parallel = 4
 prefix_cache = false
+inter_token_target_ms = 20
 [health]
 reload_backoff_s = 0.1
 """
@@ -173,9 +174,7 @@ def test_a_model_is_drained_and_opened_whether_it_is_in_memory_or_not(start: Sta
 
 
 def test_while_the_server_starts_its_device_slots_load(start: Start, default_model: Path) -> None:
-    server = start(
-        default_model, is_ready=False, config=CONFIG.replace("[health]", "inter_token_target_ms = 20\n[health]")
-    )
+    server = start(default_model, is_ready=False, config=CONFIG)
     seen = until(lambda: slots(server, "device", "state"))
     assert seen[1] == ("cpu:1", "loading")
     server.wait_ready()
